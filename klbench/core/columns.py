@@ -1,0 +1,51 @@
+"""What one helper measured, as columns: one array per quantity, tokens of all requests end to end.
+
+Requests that the helper dropped (a cache miss in a hit helper) keep their row and have no tokens, so
+nothing that was not compared can look equal. `start[i]:start[i + 1]` are the tokens of request i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+HelperName = Literal["match", "prefill_cache_hit", "decode_cache_hit"]
+HELPERS: tuple[HelperName, ...] = ("match", "prefill_cache_hit", "decode_cache_hit")
+ArmName = Literal["warming", "generation", "scoring"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HelperColumns:
+    """Columns of one helper over N requests and T compared tokens.
+
+    Requests (all [N]): `prompt_len` tokens of the prompt whose continuation is judged (for
+    decode_cache_hit the second turn's prompt), `cached_generation` and `cached_scoring` cached tokens in
+    those arms, `output_len` generated tokens, `dropped` whether the helper left the request out.
+    Tokens (all [T]): `token_id`, `decode_nats` and `prefill_nats`, the two logprobs of the same token
+    exactly as the server returned them (float32). `prompt_ids` are the prompts end to end, request i at
+    `prompt_start[i]:prompt_start[i + 1]`; `start` is [N + 1] into the tokens.
+    """
+
+    helper: HelperName
+    prompt_len: npt.NDArray[np.int64]
+    cached_generation: npt.NDArray[np.int64]
+    cached_scoring: npt.NDArray[np.int64]
+    output_len: npt.NDArray[np.int64]
+    dropped: npt.NDArray[np.bool_]
+    start: npt.NDArray[np.int64]
+    token_id: npt.NDArray[np.int32]
+    decode_nats: npt.NDArray[np.float32]
+    prefill_nats: npt.NDArray[np.float32]
+    prompt_start: npt.NDArray[np.int64]
+    prompt_ids: npt.NDArray[np.int32]
+
+    @property
+    def requests(self) -> int:
+        return len(self.prompt_len)
+
+    def tokens_of(self, request: int) -> slice:
+        """The slice of the token columns that holds `request`'s generated tokens."""
+        return slice(int(self.start[request]), int(self.start[request + 1]))

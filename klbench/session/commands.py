@@ -1,0 +1,71 @@
+"""The dozen small commands that a client may send to a runner through its Unix socket.
+
+One JSON object a line, answered by one line: `{"ok": true}` or `{"ok": false, "error": {what, why, next}}`.
+`ok` means accepted: what comes of it is read from the event log.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=str.lower):
+    """Base of all commands."""
+
+
+class Ping(Command):
+    """Is a runner there?"""
+
+
+class Run(Command):
+    """Execute helpers (all three when empty) with the session's prompts."""
+
+    helpers: list[str] = []
+
+
+class Locate(Command):
+    """Locate the origin of a divergence; helper and request by the rule of `klbench locate` when None."""
+
+    helper: str | None = None
+    request: int | None = None
+    relaunch: bool = False
+    """Allow a relaunch with --ready-to-capture when the server cannot be captured as it runs."""
+
+
+class Cancel(Command):
+    """Cancel the job in progress; what it has is kept."""
+
+
+class Report(Command):
+    """Write the Markdown and the JSON report."""
+
+
+class Relaunch(Command):
+    """Stop our server and start it again; `ready_to_capture` overrides the session's option."""
+
+    ready_to_capture: bool = False
+
+
+class Confirm(Command):
+    """Agree to what the runner asked (flushing the cache of an attached server)."""
+
+
+class Stop(Command):
+    """Stop our server, end the runner."""
+
+
+class Detach(Command):
+    """The workbench leaves; the runner goes on."""
+
+
+COMMAND_TYPES: tuple[type[Command], ...] = (
+    Ping,
+    Run,
+    Locate,
+    Cancel,
+    Report,
+    Relaunch,
+    Confirm,
+    Stop,
+    Detach,
+)

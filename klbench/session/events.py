@@ -1,0 +1,208 @@
+"""The facts of a session, in the order they happened; the only channel from a runner to its readers.
+
+One line of `events.jsonl` is `{"seq": 12, "at": 1764444444.25, "event": {"type": "arm_started", ...}}`.
+An event is appended to the file first and seen second. Readers fold events into a `SessionState`
+(state.py); an event of an unknown type is kept and skipped, so that a newer log still opens.
+Payload fields are only added. Big columns never ride in an event: it names their file, relative to the
+session folder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA = "klbench.session/1"
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_snake):
+    """Base of all events."""
+
+
+class RunnerStarted(Event):
+    """A runner took the session: first event, and again after each continuation."""
+
+    klbench_version: str
+    pid: int
+    host: str
+    target: dict[str, Any]
+    """{"kind": "demo", "model": "dense"} | {"kind": "launch", "model_path", "arguments": [...]} | {"kind": "url", "url"}"""
+    options: dict[str, Any]
+
+
+class RunnerEnded(Event):
+    reason: str
+
+
+class ServerPhase(Event):
+    """A launch moves on. phase: starting, importing, loading_weights, allocating, capturing_graphs,
+    warming_up, ready, stopping, stopped, failed."""
+
+    phase: str
+    elapsed_s: float
+    detail: str = ""
+
+
+class ServerStarting(Event):
+    """The command that is run, as it can be copied and repeated, and where its log goes."""
+
+    command: str
+    log: str
+    ready_to_capture: bool
+    fault: str | None = None
+
+
+class ServerReady(Event):
+    """What is really in force: `server` is the object of klbench.run/1; `differs` lists {"asked", "in_force"}."""
+
+    server: dict[str, Any]
+    url: str
+    launch_s: float
+    differs: list[dict[str, str]] = []
+    notes: list[str] = []
+
+
+class ServerEnded(Event):
+    """The server is gone: stopped by us (expected) or dead. last_lines: its own last words."""
+
+    expected: bool
+    exit_code: int | None
+    why: str
+    last_lines: list[str] = []
+
+
+class JobStarted(Event):
+    """Long work began: kind run, locate, report, relaunch. One job at a time."""
+
+    job: int
+    kind: str
+    title: str
+
+
+class JobProgress(Event):
+    job: int
+    phase: str
+    done: int
+    total: int
+    eta_s: float | None = None
+
+
+class JobEnded(Event):
+    """outcome: done, cancelled, failed."""
+
+    job: int
+    outcome: str
+    elapsed_s: float
+
+
+class RunStarted(Event):
+    """run: its number in the session, from 1; prompts: {"source", "count", "sha256"}."""
+
+    run: int
+    helpers: list[str]
+    prompts: dict[str, Any]
+    options: dict[str, Any]
+
+
+class ArmStarted(Event):
+    run: int
+    helper: str
+    arm: str
+    requests: int
+    tokens: int
+
+
+class ArmProgress(Event):
+    """done and total in tokens that the server has worked off, from its log or its load counters."""
+
+    run: int
+    helper: str
+    arm: str
+    done: int
+    total: int
+    elapsed_s: float
+    eta_s: float | None = None
+
+
+class ArmEnded(Event):
+    run: int
+    helper: str
+    arm: str
+    elapsed_s: float
+
+
+class HelperEnded(Event):
+    """`result` is the helper's object of klbench.run/1; `columns` the npz file, relative to the session."""
+
+    run: int
+    helper: str
+    result: dict[str, Any]
+    columns: str | None
+    elapsed_s: float
+
+
+class TokenTexts(Event):
+    """Text of the tokens in a helper's columns: a JSON file {"<token id>": "text"}, after the measurement."""
+
+    run: int
+    helper: str
+    file: str
+
+
+class RunEnded(Event):
+    """`verdict` is the object of klbench.run/1; cancelled runs keep what they have."""
+
+    run: int
+    verdict: dict[str, Any]
+    elapsed_s: float
+    cancelled: bool = False
+
+
+class Located(Event):
+    """`result` is the body of klbench.locate/1 (alignment, capture, findings, masked) plus what the origin
+    screen shows: `around` (operator rows near the first origin) and `map` (layers x rows)."""
+
+    locate: int
+    helper: str
+    request: int
+    result: dict[str, Any]
+    elapsed_s: float
+
+
+class ReportWritten(Event):
+    files: list[str]
+
+
+class Trouble(Event):
+    """An error or a warning that a user should see: the KlbenchError fields and a level."""
+
+    level: str
+    what: str
+    why: str = ""
+    next: str = ""
+
+
+class Call(Event):
+    """One HTTP call or process that the runner made, as a line that can be copied and repeated (no secrets)."""
+
+    line: str
+    outcome: str
+    elapsed_s: float
+
+
+class Unknown(Event):
+    """Stands for an event of a type that this version does not know."""
+
+    name: str = ""
+
+
+EVENT_TYPES: tuple[type[Event], ...] = (
+    RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded, JobStarted, JobProgress,
+    JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded, HelperEnded, TokenTexts, RunEnded, Located,
+    ReportWritten, Trouble, Call, Unknown,
+)  # fmt: skip
