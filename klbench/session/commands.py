@@ -13,17 +13,17 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     """Base of all commands."""
 
 
-class Ping(Command):
+class Ping(Command, frozen=True, kw_only=True):
     """Is a runner there?"""
 
 
-class Run(Command):
+class Run(Command, frozen=True, kw_only=True):
     """Execute helpers (all three when empty) with the session's prompts."""
 
     helpers: list[str] = []
 
 
-class Locate(Command):
+class Locate(Command, frozen=True, kw_only=True):
     """Locate the origin of a divergence; helper and request by the rule of `klbench locate` when None."""
 
     helper: str | None = None
@@ -32,29 +32,29 @@ class Locate(Command):
     """Allow a relaunch with --ready-to-capture when the server cannot be captured as it runs."""
 
 
-class Cancel(Command):
+class Cancel(Command, frozen=True, kw_only=True):
     """Cancel the job in progress; what it has is kept."""
 
 
-class Report(Command):
+class Report(Command, frozen=True, kw_only=True):
     """Write the Markdown and the JSON report."""
 
 
-class Relaunch(Command):
+class Relaunch(Command, frozen=True, kw_only=True):
     """Stop our server and start it again; `ready_to_capture` overrides the session's option."""
 
     ready_to_capture: bool = False
 
 
-class Confirm(Command):
+class Confirm(Command, frozen=True, kw_only=True):
     """Agree to what the runner asked (flushing the cache of an attached server)."""
 
 
-class Stop(Command):
+class Stop(Command, frozen=True, kw_only=True):
     """Stop our server, end the runner."""
 
 
-class Detach(Command):
+class Detach(Command, frozen=True, kw_only=True):
     """The workbench leaves; the runner goes on."""
 
 

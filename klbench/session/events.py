@@ -24,22 +24,22 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_sn
     """Base of all events."""
 
 
-class RunnerStarted(Event):
+class RunnerStarted(Event, frozen=True, kw_only=True):
     """A runner took the session: first event, and again after each continuation."""
 
     klbench_version: str
     pid: int
     host: str
     target: dict[str, Any]
-    """{"kind": "demo", "model": "dense"} | {"kind": "launch", "model_path", "arguments": [...]} | {"kind": "url", "url"}"""
+    """kind "demo" with model, "launch" with model_path and arguments, or "url" with url."""
     options: dict[str, Any]
 
 
-class RunnerEnded(Event):
+class RunnerEnded(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class ServerPhase(Event):
+class ServerPhase(Event, frozen=True, kw_only=True):
     """A launch moves on. phase: starting, importing, loading_weights, allocating, capturing_graphs,
     warming_up, ready, stopping, stopped, failed."""
 
@@ -48,7 +48,7 @@ class ServerPhase(Event):
     detail: str = ""
 
 
-class ServerStarting(Event):
+class ServerStarting(Event, frozen=True, kw_only=True):
     """The command that is run, as it can be copied and repeated, and where its log goes."""
 
     command: str
@@ -57,8 +57,8 @@ class ServerStarting(Event):
     fault: str | None = None
 
 
-class ServerReady(Event):
-    """What is really in force: `server` is the object of klbench.run/1; `differs` lists {"asked", "in_force"}."""
+class ServerReady(Event, frozen=True, kw_only=True):
+    """What is really in force: `server` as in klbench.run/1; `differs` lists {"asked", "in_force"}."""
 
     server: dict[str, Any]
     url: str
@@ -67,7 +67,7 @@ class ServerReady(Event):
     notes: list[str] = []
 
 
-class ServerEnded(Event):
+class ServerEnded(Event, frozen=True, kw_only=True):
     """The server is gone: stopped by us (expected) or dead. last_lines: its own last words."""
 
     expected: bool
@@ -76,7 +76,7 @@ class ServerEnded(Event):
     last_lines: list[str] = []
 
 
-class JobStarted(Event):
+class JobStarted(Event, frozen=True, kw_only=True):
     """Long work began: kind run, locate, report, relaunch. One job at a time."""
 
     job: int
@@ -84,7 +84,7 @@ class JobStarted(Event):
     title: str
 
 
-class JobProgress(Event):
+class JobProgress(Event, frozen=True, kw_only=True):
     job: int
     phase: str
     done: int
@@ -92,7 +92,7 @@ class JobProgress(Event):
     eta_s: float | None = None
 
 
-class JobEnded(Event):
+class JobEnded(Event, frozen=True, kw_only=True):
     """outcome: done, cancelled, failed."""
 
     job: int
@@ -100,7 +100,7 @@ class JobEnded(Event):
     elapsed_s: float
 
 
-class RunStarted(Event):
+class RunStarted(Event, frozen=True, kw_only=True):
     """run: its number in the session, from 1; prompts: {"source", "count", "sha256"}."""
 
     run: int
@@ -109,7 +109,7 @@ class RunStarted(Event):
     options: dict[str, Any]
 
 
-class ArmStarted(Event):
+class ArmStarted(Event, frozen=True, kw_only=True):
     run: int
     helper: str
     arm: str
@@ -117,7 +117,7 @@ class ArmStarted(Event):
     tokens: int
 
 
-class ArmProgress(Event):
+class ArmProgress(Event, frozen=True, kw_only=True):
     """done and total in tokens that the server has worked off, from its log or its load counters."""
 
     run: int
@@ -129,14 +129,14 @@ class ArmProgress(Event):
     eta_s: float | None = None
 
 
-class ArmEnded(Event):
+class ArmEnded(Event, frozen=True, kw_only=True):
     run: int
     helper: str
     arm: str
     elapsed_s: float
 
 
-class HelperEnded(Event):
+class HelperEnded(Event, frozen=True, kw_only=True):
     """`result` is the helper's object of klbench.run/1; `columns` the npz file, relative to the session."""
 
     run: int
@@ -146,7 +146,7 @@ class HelperEnded(Event):
     elapsed_s: float
 
 
-class TokenTexts(Event):
+class TokenTexts(Event, frozen=True, kw_only=True):
     """Text of the tokens in a helper's columns: a JSON file {"<token id>": "text"}, after the measurement."""
 
     run: int
@@ -154,7 +154,7 @@ class TokenTexts(Event):
     file: str
 
 
-class RunEnded(Event):
+class RunEnded(Event, frozen=True, kw_only=True):
     """`verdict` is the object of klbench.run/1; cancelled runs keep what they have."""
 
     run: int
@@ -163,7 +163,7 @@ class RunEnded(Event):
     cancelled: bool = False
 
 
-class Located(Event):
+class Located(Event, frozen=True, kw_only=True):
     """`result` is the body of klbench.locate/1 (alignment, capture, findings, masked) plus what the origin
     screen shows: `around` (operator rows near the first origin) and `map` (layers x rows)."""
 
@@ -174,11 +174,11 @@ class Located(Event):
     elapsed_s: float
 
 
-class ReportWritten(Event):
+class ReportWritten(Event, frozen=True, kw_only=True):
     files: list[str]
 
 
-class Trouble(Event):
+class Trouble(Event, frozen=True, kw_only=True):
     """An error or a warning that a user should see: the KlbenchError fields and a level."""
 
     level: str
@@ -187,22 +187,22 @@ class Trouble(Event):
     next: str = ""
 
 
-class Call(Event):
-    """One HTTP call or process that the runner made, as a line that can be copied and repeated (no secrets)."""
+class Call(Event, frozen=True, kw_only=True):
+    """One HTTP call or process of the runner, as a line that can be copied and repeated (no secrets)."""
 
     line: str
     outcome: str
     elapsed_s: float
 
 
-class Unknown(Event):
+class Unknown(Event, frozen=True, kw_only=True):
     """Stands for an event of a type that this version does not know."""
 
     name: str = ""
 
 
 EVENT_TYPES: tuple[type[Event], ...] = (
-    RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded, JobStarted, JobProgress,
-    JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded, HelperEnded, TokenTexts, RunEnded, Located,
-    ReportWritten, Trouble, Call, Unknown,
+    RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded,
+    JobStarted, JobProgress, JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded,
+    HelperEnded, TokenTexts, RunEnded, Located, ReportWritten, Trouble, Call, Unknown,
 )  # fmt: skip
