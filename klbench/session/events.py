@@ -77,7 +77,7 @@ class ServerEnded(Event, frozen=True, kw_only=True):
 
 
 class JobStarted(Event, frozen=True, kw_only=True):
-    """Long work began: kind run, locate, report, relaunch. One job at a time."""
+    """Long work began: kind launch, run, locate, report, relaunch. One job at a time."""
 
     job: int
     kind: str
@@ -154,6 +154,19 @@ class TokenTexts(Event, frozen=True, kw_only=True):
     file: str
 
 
+class Asked(Event, frozen=True, kw_only=True):
+    """The runner waits for `Confirm` (or `Cancel`) before it does `what` to a server that is not its own."""
+
+    what: str
+    why: str = ""
+
+
+class Answered(Event, frozen=True, kw_only=True):
+    """The question was answered."""
+
+    yes: bool
+
+
 class RunEnded(Event, frozen=True, kw_only=True):
     """`verdict` is the object of klbench.run/1; cancelled runs keep what they have."""
 
@@ -172,6 +185,8 @@ class Located(Event, frozen=True, kw_only=True):
     request: int
     result: dict[str, Any]
     elapsed_s: float
+    run: int | None = None
+    """The run whose divergence was located."""
 
 
 class ReportWritten(Event, frozen=True, kw_only=True):
@@ -205,4 +220,5 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded,
     JobStarted, JobProgress, JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded,
     HelperEnded, TokenTexts, RunEnded, Located, ReportWritten, Trouble, Call, Unknown,
+    Asked, Answered,
 )  # fmt: skip

@@ -1,0 +1,106 @@
+"""`HelperColumns` in a compressed npz file: written atomically, read without trust.
+
+A file from elsewhere is data only: pickles are refused, names, types and shapes are checked, and its size is
+bounded before it is unpacked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klbench.core.columns import HELPERS, HelperColumns
+from klbench.errors import UndecidedError
+from klbench.session.folder import write_atomically
+
+FORMAT = 1
+MAX_FILE_BYTES = 4 * 1024**3
+"""Unpacked; 32 prompts of 100,000 tokens are 13 MB."""
+
+_TYPES: dict[str, type[np.generic]] = {
+    "prompt_len": np.int64,
+    "cached_generation": np.int64,
+    "cached_scoring": np.int64,
+    "output_len": np.int64,
+    "dropped": np.bool_,
+    "start": np.int64,
+    "token_id": np.int32,
+    "decode_nats": np.float32,
+    "prefill_nats": np.float32,
+    "prompt_start": np.int64,
+    "prompt_ids": np.int32,
+}
+assert {"helper", *_TYPES} == {field.name for field in dataclasses.fields(HelperColumns)}
+
+# What numpy and zipfile raise on damaged files; MemoryError where a header claims a shape that is not there.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def save_columns(file: Path, columns: HelperColumns) -> None:
+    """Writes the columns; a reader sees all or nothing."""
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {name: getattr(columns, name) for name in _TYPES}
+    np.savez_compressed(buffer, format=np.int64(FORMAT), helper=np.array(columns.helper), **arrays)
+    write_atomically(file, buffer.getvalue())
+
+
+def load_columns(file: Path) -> HelperColumns:
+    """Reads the columns. Raises UndecidedError naming the file when it is not one of ours or is damaged."""
+    try:
+        return _load(file)
+    except _UNREADABLE as error:
+        raise UndecidedError(
+            f"cannot read the columns {file}",
+            why=str(error),
+            next="measure again: the rest of the session is not affected",
+        ) from error
+
+
+def _load(file: Path) -> HelperColumns:
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > MAX_FILE_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_FILE_BYTES} bytes")
+    with np.load(file, allow_pickle=False) as archive:
+        if int(archive["format"]) != FORMAT:
+            raise ValueError(f"format {int(archive['format'])}; this klbench reads {FORMAT}")
+        helper = str(archive["helper"])
+        arrays: dict[str, Any] = {name: archive[name] for name in _TYPES}
+    if helper not in HELPERS:
+        raise ValueError(f"{helper!r} is no helper")
+    for name, dtype in _TYPES.items():
+        if arrays[name].ndim != 1 or arrays[name].dtype != dtype:
+            raise ValueError(f"column {name} is {arrays[name].dtype} with {arrays[name].ndim} dimensions")
+    columns = HelperColumns(helper=helper, **arrays)
+    _check(columns)
+    return columns
+
+
+def _check(columns: HelperColumns) -> None:
+    requests, tokens = columns.requests, len(columns.token_id)
+    for name in ("cached_generation", "cached_scoring", "output_len", "dropped"):
+        if len(getattr(columns, name)) != requests:
+            raise ValueError(f"column {name} has {len(getattr(columns, name))} of {requests} requests")
+    for name in ("decode_nats", "prefill_nats"):
+        if len(getattr(columns, name)) != tokens:
+            raise ValueError(f"column {name} has {len(getattr(columns, name))} of {tokens} tokens")
+    for name, end in (("start", tokens), ("prompt_start", len(columns.prompt_ids))):
+        edges = getattr(columns, name)
+        whole = len(edges) == requests + 1 and edges[0] == 0 and edges[-1] == end
+        if not whole or bool((np.diff(edges) < 0).any()):
+            raise ValueError(f"column {name} does not divide its {end} values among {requests} requests")
