@@ -1,0 +1,261 @@
+"""The client side: find the runner of a session, start one, tell it what to do, list sessions.
+
+A client reads by tailing the event log (log.py) and sends through the runner's socket; there is no other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
+from klbench.session.commands import Command, Ping
+from klbench.session.control import Answer
+from klbench.session.folder import Lock, SessionFolder, all_sessions, make_session, new_session_path
+from klbench.session.log import read_log
+from klbench.session.request import StartRequest, Target
+from klbench.session.state import SessionState, fold, without_runner
+
+ANSWER_TIMEOUT_S = 5.0
+"""A runner answers a command from its event loop, which nothing blocks for long."""
+SPAWN_TIMEOUT_S = 30.0
+"""Imports on a cold, slow disk; measured 0.4 s warm."""
+
+
+def find_runner(folder: SessionFolder) -> Lock | None:
+    """The lock of the runner at work, None when there is none. One of another host is taken for alive."""
+    lock = folder.read_lock()
+    return lock if lock is not None and lock.alive else None
+
+
+def read_state(folder: SessionFolder) -> SessionState:
+    """The session as it stands: the fold of its log, corrected when its runner was killed."""
+    state = fold(read_log(folder.events))
+    return state if find_runner(folder) is not None else without_runner(state)
+
+
+class Attachment:
+    """A connection to a runner; while it is open, an idle runner stays."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._turn = asyncio.Lock()
+
+    async def send(self, command: Command) -> None:
+        """Sends the command. Raises the runner's refusal as UsageError, a lost runner as ServerError."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    self._writer.write(msgspec.json.encode(command) + b"\n")
+                    await self._writer.drain()
+                    line = await self._reader.readline()
+            except (OSError, TimeoutError, ValueError) as error:
+                raise _lost(str(error)) from error
+        if not line:
+            raise _lost("it closed the connection")
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _lost(f"its answer cannot be read: {error}") from error
+        if not answer.ok:
+            refusal = answer.error or {}
+            raise UsageError(
+                refusal.get("what", "the runner refused"),
+                why=refusal.get("why", ""),
+                next=refusal.get("next", ""),
+            )
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+async def attach(folder: SessionFolder) -> Attachment:
+    """Connects to the session's runner. Raises UsageError when there is none, or none that can be reached."""
+    lock = find_runner(folder)
+    if lock is None:
+        raise UsageError(
+            f"no runner works on the session {folder.name}",
+            next=f"klbench open {folder.path} shows what it holds",
+        )
+    if not lock.local:
+        raise UsageError(
+            f"the session's runner is on {lock.host}",
+            why="its socket can be reached on that host only",
+            next=f"run klbench open on {lock.host}, or read here without control",
+        )
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(lock.socket)
+    except (OSError, TimeoutError) as error:
+        raise _lost(str(error)) from error
+    return Attachment(reader, writer)
+
+
+async def send(folder: SessionFolder, command: Command) -> None:
+    """Sends one command and hangs up."""
+    attachment = await attach(folder)
+    try:
+        await attachment.send(command)
+    finally:
+        await attachment.close()
+
+
+def _lost(why: str) -> KlbenchError:
+    return ServerError(
+        "the runner does not answer", why=why, next="klbench sessions shows what is left of it"
+    )
+
+
+class RunnerOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new runner reads from its standard input: nothing of it is on a command line."""
+
+    start: StartRequest
+    run_first: bool = True
+    """Run the helpers as soon as the server is ready."""
+
+
+async def start_session(
+    start: StartRequest, *, session: Path | None = None, run_first: bool = True
+) -> SessionFolder:
+    """Makes (or continues) a session with a detached runner at work, and returns once it answers."""
+    target, options = start.as_shown()
+    folder = make_session(session or new_session_path(start.target.label), target, options)
+    await spawn_runner(folder, start, run_first=run_first)
+    return folder
+
+
+async def spawn_runner(folder: SessionFolder, start: StartRequest, *, run_first: bool) -> None:
+    """Starts the session's runner in a session of its own, where no hang-up of this terminal reaches it."""
+    if (lock := find_runner(folder)) is not None:
+        raise UsageError(
+            f"a runner works on the session already (pid {lock.pid} on {lock.host})",
+            next=f"klbench open {folder.path}",
+        )
+    order = msgspec.json.encode(RunnerOrder(start=start, run_first=run_first))
+    process = _spawn(folder, order)
+    deadline = time.monotonic() + SPAWN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise UndecidedError(
+                f"the runner ended at once with exit code {process.returncode}",
+                why=_last_line(folder.runner_log),
+                next=f"see {folder.runner_log}",
+            )
+        lock = folder.read_lock()
+        if lock is not None and lock.pid == process.pid:
+            with contextlib.suppress(KlbenchError):
+                await send(folder, Ping())
+                return
+        await asyncio.sleep(0.02)
+    process.kill()
+    raise UndecidedError(
+        f"the runner did not answer within {SPAWN_TIMEOUT_S:.0f} s", next=f"see {folder.runner_log}"
+    )
+
+
+def _spawn(folder: SessionFolder, order: bytes) -> subprocess.Popen[bytes]:
+    with open(folder.runner_log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "klbench", "runner", "--session", str(folder.path)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    # A runner that died at once is reported by its exit code, not by the broken pipe.
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(order)
+    return process
+
+
+def _last_line(file: Path) -> str:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """One line of `klbench sessions`; labels are untrusted text."""
+
+    folder: SessionFolder
+    created_at: float
+    label: str
+    status: str
+    """running, on another host, or ended."""
+    doing: str
+    """The job in progress or the server's phase; empty when nobody works on it."""
+    found: str
+    """helper statuses and the origin, e.g. "match clean · prefill_cache_hit diverged"."""
+    size_bytes: int
+
+
+def summarise(folder: SessionFolder) -> SessionSummary:
+    """What a list shows of a session. Raises UsageError for one of an unknown version."""
+    content = folder.read_session_file()
+    state = read_state(folder)
+    lock = find_runner(folder)
+    status = "ended" if lock is None else "running" if lock.local else f"on {lock.host}"
+    doing = ""
+    if lock is not None:
+        doing = state.job.title if state.job is not None else f"server {state.server.phase}"
+    return SessionSummary(
+        folder=folder,
+        created_at=content.created_at,
+        label=_label(content.target),
+        status=status,
+        doing=doing,
+        found=found_in_words(state),
+        size_bytes=_size_bytes(folder.path),
+    )
+
+
+def list_sessions(folders: Sequence[SessionFolder] | None = None) -> list[SessionSummary]:
+    """The sessions under the root, the newest first; those that cannot be read are left out."""
+    summaries = []
+    for folder in all_sessions() if folders is None else folders:
+        with contextlib.suppress(UsageError):
+            summaries.append(summarise(folder))
+    return summaries
+
+
+def found_in_words(state: SessionState) -> str:
+    """What the latest run and locate job found, in one line."""
+    words = []
+    if state.run is not None:
+        words = [f"{helper.helper} {helper.status}" for helper in state.run.helpers]
+    if state.latest_located is not None:
+        for finding in state.latest_located.result.get("findings", [])[:1]:
+            words.append(f"origin {finding.get('module')} ({finding.get('grade')})")
+    return " · ".join(words)
+
+
+def _label(target: dict[str, object]) -> str:
+    try:
+        return msgspec.convert(target, Target).label
+    except msgspec.ValidationError:
+        return str(target.get("kind", "?"))
+
+
+def _size_bytes(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total

@@ -1,0 +1,379 @@
+"""The process that owns a session's server and work.
+
+Invariants: it holds the session's lock; one job at a time; every fact is appended to the event log before
+anybody sees it; however a job ends, its end is in the log and what it had is kept; the server ends with the
+runner. What the jobs do is `Work` (bench.py); this module knows no sglang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import klbench
+from klbench.errors import KlbenchError, UsageError
+from klbench.session import commands as cmd
+from klbench.session import events as ev
+from klbench.session.control import ControlSocket, new_socket_path
+from klbench.session.folder import SessionFolder
+from klbench.session.log import Entry, EventLog, read_log
+from klbench.session.process_identity import this_host
+from klbench.session.request import StartRequest
+from klbench.session.state import SessionState, fold
+
+KEEP_IDLE_S = 1800.0
+"""A runner that nobody watches and that has nothing to do frees its GPUs after half an hour."""
+
+Emit = Callable[[ev.Event], Entry]
+
+
+class JobView(Protocol):
+    """What a job may do to its own record."""
+
+    @property
+    def number(self) -> int: ...
+
+    def progress(self, phase: str, done: int, total: int, eta_s: float | None = None) -> None:
+        """Says how far it is."""
+
+    async def ask(self, what: str, why: str) -> None:
+        """Waits until the user agrees. Raises KlbenchError where there is no user to ask."""
+
+
+class Work(Protocol):
+    """What a runner can do. Each raises KlbenchError, and ends early and keeps what it has when cancelled."""
+
+    async def launch(self, job: JobView) -> None:
+        """Starts the server or attaches to it; nothing when it is ready."""
+
+    async def run(self, job: JobView, helpers: tuple[str, ...]) -> None: ...
+
+    async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None: ...
+
+    async def relaunch(self, job: JobView, ready_to_capture: bool) -> None: ...
+
+    async def report(self, job: JobView) -> None: ...
+
+    async def close(self) -> None:
+        """Ends the server, however it stands. Safe to call again."""
+
+
+class Session(Protocol):
+    """What `Work` sees of its session."""
+
+    @property
+    def folder(self) -> SessionFolder: ...
+
+    @property
+    def start(self) -> StartRequest: ...
+
+    @property
+    def state(self) -> SessionState: ...
+
+    def emit(self, event: ev.Event) -> Entry: ...
+
+
+class Job:
+    """One piece of work in the queue; `error` is what made it fail."""
+
+    def __init__(self, runner: Runner, number: int, kind: str, title: str) -> None:
+        self.number = number
+        self.kind = kind
+        self.title = title
+        self.outcome: str | None = None
+        self.error: BaseException | None = None
+        self.ended = asyncio.Event()
+        self.agreed = asyncio.Event()
+        self._runner = runner
+
+    def progress(self, phase: str, done: int, total: int, eta_s: float | None = None) -> None:
+        self._runner.emit(ev.JobProgress(job=self.number, phase=phase, done=done, total=total, eta_s=eta_s))
+
+    async def ask(self, what: str, why: str) -> None:
+        if not self._runner.attended:
+            raise UsageError(what, why=why, next="agree beforehand with --yes-flush")
+        self._runner.emit(ev.Asked(what=what, why=why))
+        await self.agreed.wait()
+        self._runner.emit(ev.Answered(yes=True))
+
+
+class Runner:
+    """Owns the session while the `async with` block lasts.
+
+    `make_work` gets the runner as its `Session`. `attended`: a user may answer questions. `on_entry` sees
+    every entry after it was appended.
+    """
+
+    def __init__(
+        self,
+        folder: SessionFolder,
+        start: StartRequest,
+        make_work: Callable[[Session], Work],
+        *,
+        attended: bool,
+        on_entry: Callable[[Entry], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.start = start
+        self.attended = attended
+        self.state = SessionState()
+        self.stop_reason: str | None = None
+        self._on_entry = on_entry
+        self._make_work = make_work
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._queue: deque[tuple[Job, Callable[[], Coroutine[None, None, None]]]] = deque()
+        self._current: tuple[Job, asyncio.Task[None]] | None = None
+        self._jobs = 0
+        self._active_at = time.monotonic()
+        self._exits = contextlib.AsyncExitStack()
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Runner:
+        path = new_socket_path()
+        async with contextlib.AsyncExitStack() as exits:
+            exits.enter_context(self.folder.locked(socket=str(path)))
+            self.state = fold(read_log(self.folder.events))
+            self._jobs = _jobs_so_far(self.folder.events)
+            log = exits.enter_context(EventLog(self.folder.events))
+            self._log = log
+            log.on_append = self._appended
+            self._socket = ControlSocket(path, self._accept)
+            await self._socket.open()
+            exits.push_async_callback(self._socket.close)
+            target, options = self.start.as_shown()
+            self.emit(
+                ev.RunnerStarted(
+                    klbench_version=klbench.__version__,
+                    pid=os.getpid(),
+                    host=this_host(),
+                    target=target,
+                    options=options,
+                )
+            )
+            self._work = self._make_work(self)
+            worker = asyncio.create_task(self._work_off(), name="klbench-jobs")
+            exits.push_async_callback(_cancelled, worker)
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._end_jobs()
+            await self._work.close()
+            reason = self.stop_reason or ("done" if error is None else f"{type(error).__name__}: {error}")
+            self.emit(ev.RunnerEnded(reason=reason))
+        finally:
+            await self._exits.aclose()
+
+    def emit(self, event: ev.Event) -> Entry:
+        """Appends the event; the state has it when this returns."""
+        return self._log.append(event)
+
+    def _appended(self, entry: Entry) -> None:
+        self.state = self.state.apply(entry)
+        if self._on_entry is not None:
+            self._on_entry(entry)
+
+    # -- what clients ask for -----------------------------------------------------------------------------
+
+    def _accept(self, command: cmd.Command) -> None:
+        self._active_at = time.monotonic()
+        match command:
+            case cmd.Ping() | cmd.Detach():
+                pass
+            case cmd.Cancel():
+                self.cancel()
+            case cmd.Confirm():
+                if self._current is None or self.state.question is None:
+                    raise UsageError("the runner asked nothing")
+                self._current[0].agreed.set()
+            case cmd.Stop():
+                self.stop("stopped by the user")
+            case _:
+                self.submit(command)
+
+    def submit(self, command: cmd.Command) -> Job:
+        """Takes up the work that the command names. Raises UsageError when the runner is busy or stopping.
+
+        While the server starts one job may wait for it; otherwise there is one job at a time.
+        """
+        if self._stopping.is_set():
+            raise UsageError("the runner is stopping", why=self.stop_reason or "")
+        waiting_for_start = self._current is not None and self._current[0].kind == "launch"
+        if self._queue or (self._current is not None and not waiting_for_start):
+            busy = self._current[0] if self._current else self._queue[0][0]
+            raise UsageError(
+                f"the runner is busy: {busy.title}",
+                why="one job at a time, for two would change each other's batches",
+                next="wait for it or cancel it",
+            )
+        work = self._work
+        match command:
+            case cmd.Run():
+                helpers = tuple(command.helpers) or self.start.options.helpers
+                title = f"run {', '.join(helpers) or 'all three helpers'}"
+                return self._enqueue("run", title, lambda job: work.run(job, helpers))
+            case cmd.Locate():
+                title = f"locate the origin in {command.helper or 'the first diverged helper'}"
+                return self._enqueue(
+                    "locate",
+                    title,
+                    lambda job: work.locate(job, command.helper, command.request, command.relaunch),
+                )
+            case cmd.Report():
+                return self._enqueue("report", "write the report", work.report)
+            case cmd.Relaunch():
+                title = "start the server again" + (" ready to capture" if command.ready_to_capture else "")
+                return self._enqueue(
+                    "relaunch", title, lambda job: work.relaunch(job, command.ready_to_capture)
+                )
+            case _:
+                raise UsageError(f"the runner cannot do {type(command).__name__}")
+
+    def launch(self) -> Job:
+        """Starts the server as a job of its own."""
+        title = "attach to the server" if self.start.target.kind == "url" else "start the server"
+        return self._enqueue("launch", title, self._work.launch)
+
+    def _enqueue(self, kind: str, title: str, work: Callable[[Job], Coroutine[None, None, None]]) -> Job:
+        self._jobs += 1
+        job = Job(self, self._jobs, kind, title)
+        self._queue.append((job, lambda: work(job)))
+        self._changed.set()
+        return job
+
+    def cancel(self) -> None:
+        """Cancels the job in progress. Raises UsageError when there is none."""
+        if self._current is None:
+            raise UsageError("nothing is in progress")
+        self._current[1].cancel()
+
+    def stop(self, reason: str) -> None:
+        """Ends the runner: `serve` returns."""
+        self.stop_reason = self.stop_reason or reason
+        self._stopping.set()
+
+    async def execute(self, command: cmd.Command) -> None:
+        """Does the work and waits for it. Raises what made it fail, CancelledError when it was cancelled."""
+        job = self.submit(command)
+        await job.ended.wait()
+        if job.error is not None:
+            raise job.error
+
+    async def serve(self, *, keep_idle_s: float = KEEP_IDLE_S) -> None:
+        """Works off commands until it is stopped, or until nobody watched it and nothing was to do for
+        `keep_idle_s`."""
+        while not self._stopping.is_set():
+            if self._current is not None or self._queue or self._socket.attached:
+                self._active_at = time.monotonic()
+            left = self._active_at + keep_idle_s - time.monotonic()
+            if left <= 0:
+                self.stop(f"idle for {keep_idle_s / 60:.0f} minutes with nobody attached")
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), min(left, 5.0))
+
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    async def _work_off(self) -> None:
+        while True:
+            while not self._queue:
+                self._changed.clear()
+                await self._changed.wait()
+            job, work = self._queue.popleft()
+            try:
+                await self._do(job, work)
+            except OSError as error:
+                # The event log refuses (a full disk): nothing may happen that it cannot hold.
+                job.outcome, job.error = "failed", error
+                self.stop(f"cannot write the event log: {error}")
+                self._drop_queue(error)
+                return
+            finally:
+                job.ended.set()
+
+    async def _do(self, job: Job, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        began = time.monotonic()
+        self.emit(ev.JobStarted(job=job.number, kind=job.kind, title=job.title))
+        task = asyncio.create_task(work(), name=f"klbench-job-{job.number}")
+        self._current = (job, task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            self._current = None
+        self._record_end(job, task, time.monotonic() - began)
+
+    def _record_end(self, job: Job, task: asyncio.Task[None], elapsed_s: float) -> None:
+        if task.cancelled():
+            job.outcome, job.error = "cancelled", asyncio.CancelledError()
+        elif (error := task.exception()) is None:
+            job.outcome = "done"
+        else:
+            job.outcome, job.error = "failed", error
+            self.emit(_trouble(error, self.folder))
+        self.emit(ev.JobEnded(job=job.number, outcome=job.outcome, elapsed_s=elapsed_s))
+        if job.outcome != "done" and job.kind == "launch":
+            self._drop_queue(job.error)
+
+    def _drop_queue(self, error: BaseException | None) -> None:
+        """What waited for the server cannot be done; it never began."""
+        while self._queue:
+            job, _ = self._queue.popleft()
+            job.outcome, job.error = "failed", error
+            job.ended.set()
+
+    async def _end_jobs(self) -> None:
+        self._drop_queue(asyncio.CancelledError())
+        if self._current is not None:
+            job, task = self._current
+            task.cancel()
+            await job.ended.wait()
+
+
+def _trouble(error: BaseException, folder: SessionFolder) -> ev.Trouble:
+    if isinstance(error, KlbenchError):
+        return ev.Trouble(level="error", what=error.what, why=error.why, next=error.next)
+    file = write_crash(folder.path, error)
+    return ev.Trouble(
+        level="error",
+        what=f"klbench failed: {type(error).__name__}: {error}",
+        why="this is a defect of klbench",
+        next=f"please report it with {file}",
+    )
+
+
+def write_crash(folder: Path, error: BaseException) -> Path:
+    """Keeps the traceback (without values of variables, which may be prompts or keys) and names its file."""
+    file = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    lines = traceback.format_exception(error)
+    with contextlib.suppress(OSError):
+        file.write_text(f"klbench {klbench.__version__}\n{''.join(lines)}", encoding="utf-8")
+        file.chmod(0o600)
+    return file
+
+
+def _jobs_so_far(events: Path) -> int:
+    numbers = (entry.event.job for entry in read_log(events) if isinstance(entry.event, ev.JobStarted))
+    return max(numbers, default=0)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
