@@ -1,0 +1,60 @@
+"""Text on the screen that is never markup, and panes whose titles are not either.
+
+Every string from a server, a model or a file reaches Textual as `Content` made here: a token such as
+`[/INST]` would otherwise be parsed, and an escape sequence would reach the terminal.
+"""
+
+from __future__ import annotations
+
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Static
+
+from klbench.core.text import visible
+
+
+def safe(text: str) -> Content:
+    """`text` as content: line breaks stay, everything else that is not plain is made visible."""
+    return Content("\n".join(visible(line) for line in text.split("\n")))
+
+
+class Lines(Static):
+    """Some lines of text. Showing the same text again draws nothing."""
+
+    DEFAULT_CSS = "Lines { width: 1fr; height: auto; }"
+
+    def __init__(self, text: str = "", *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(safe(text), id=id, classes=classes, markup=False)
+        self.text = text
+
+    def show(self, text: str, *, layout: bool = True) -> None:
+        if text != self.text:
+            self.text = text
+            self.update(safe(text), layout=layout)
+
+
+class Pane(Vertical):
+    """A bordered part of a screen; its digit stands in its title."""
+
+    DEFAULT_CSS = """
+    Pane { border: round $border-blurred; background: $surface; padding: 0; }
+    Pane:focus-within { border: round $border; border-title-style: bold; }
+    Pane.zoomed { height: 1fr; width: 1fr; }
+    """
+
+    def __init__(self, *children: Widget, title: str, id: str, classes: str | None = None) -> None:
+        super().__init__(*children, id=id, classes=classes)
+        entitle(self, title)
+
+
+def entitle(widget: Widget, title: str | None = None, subtitle: str | None = None) -> None:
+    """Set a border title and subtitle from untrusted text, only where they change."""
+    if title is not None and _plain(widget._border_title) != (line := visible(title)):
+        widget.border_title = Content(line) if line else None
+    if subtitle is not None and _plain(widget._border_subtitle) != (line := visible(subtitle)):
+        widget.border_subtitle = Content(line) if line else None
+
+
+def _plain(content: Content | None) -> str:
+    return content.plain if content is not None else ""

@@ -1,0 +1,310 @@
+"""What the screens say about a session, as plain text: pure functions of the state, the window's width and
+the time. Nothing here is drawn, so everything here can be tested without a terminal.
+
+    klbench · qwen3-dense · cpu torch_native · deterministic · radix on · page 1
+    ● ready · 32 prompts × 128 new · 3 of 3 helpers done in 0:17
+    match              clean     hits  0/32   4096 tokens     0 differ  0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from klbench.core.columns import HELPERS
+from klbench.core.text import cell_width, elapsed, fit, kl, size, visible
+from klbench.session.state import HelperState, JobState, RunState, SessionState, TroubleLine
+
+_PHASES = {
+    "none": "no server yet",
+    "starting": "starting the server",
+    "importing": "importing",
+    "loading_weights": "loading weights",
+    "allocating": "allocating memory",
+    "capturing_graphs": "capturing graphs",
+    "warming_up": "warming up",
+    "ready": "ready",
+    "stopping": "stopping the server",
+    "stopped": "server stopped",
+    "failed": "server failed",
+}
+_STATUS = {
+    "clean": "clean",
+    "diverged": "DIVERGED",
+    "not_run": "not run",
+    "inconclusive": "unclear",
+    "error": "ERROR",
+    "stopped": "stopped",
+    "waiting": "waiting",
+    "running": "running",
+}
+TONES = {"diverged": "strong", "error": "warn", "inconclusive": "strong", "waiting": "dim", "not_run": "dim"}
+
+
+def title(state: SessionState, session: str, width: int) -> str:
+    """Where am I: the model, the machine, what is in force; the session's name where there is room."""
+    facts, target = state.server.facts, state.runner.target
+    parts = ["klbench", _model(facts, target)]
+    if facts:
+        parts += [_machine(facts), "deterministic" if facts.get("deterministic") else "NOT deterministic"]
+        parts.append("radix on" if facts.get("radix_cache") else "radix OFF")
+        parts.append(f"page {facts.get('page_size', '?')}")
+        if width >= 140:
+            parts += [f"tp {facts.get('tp_size', 1)}", f"sglang {_sglang(facts)}"]
+    elif target:
+        parts.append(_target(target))
+    if state.server.fault:
+        parts.append(f"fault {state.server.fault}")
+    left = " " + " · ".join(visible(part) for part in parts if part)
+    right = f"session {visible(session)}" if session and width >= 120 else ""
+    room = width - cell_width(right) - (2 if right else 0)
+    return fit(left, room) + (f"  {right}" if right else "")
+
+
+def status(state: SessionState, *, live: bool, readonly: bool, now: float) -> str:
+    """What is it doing: server, run, job, each with its time."""
+    server = state.server
+    phase = _PHASES.get(server.phase, server.phase.replace("_", " "))
+    if server.phase in ("none", "stopped", "ready"):
+        parts = [f"{'●' if server.ready else '○'} {phase}"]
+    elif server.phase == "failed":
+        parts = [f"✗ {phase}"]
+    else:
+        parts = [f"◌ {phase} {elapsed(max(server.elapsed_s, _since_launch(state, now)))}"]
+        if server.detail:
+            parts.append(server.detail)
+    if (run := state.run) is not None:
+        parts += _run_words(run, now)
+    if state.job is not None and state.job.kind != "run":
+        parts.append(job(state.job, now))
+    if not live and state.seq:
+        parts.append("finished session" if not readonly else "read-only")
+    elif readonly:
+        parts.append("read-only")
+    return " " + " · ".join(visible(part) for part in parts if part)
+
+
+def job(job: JobState, now: float) -> str:
+    """`locate: capturing, 12 of 40, 0:25 left`."""
+    words = [job.kind + (f": {job.phase}" if job.phase else "")]
+    if job.total:
+        words.append(f"{job.done} of {job.total}")
+    words.append(elapsed(max(now - job.started_at, 0)))
+    if job.eta_s is not None:
+        words.append(f"{elapsed(job.eta_s)} left")
+    return ", ".join(words)
+
+
+def helper_line(helper: HelperState, now: float) -> str:
+    """One line of the helpers' pane."""
+    name = fit(helper.helper, 17)
+    shown = fit(_STATUS.get(helper.status, helper.status), 8)
+    result = helper.result
+    if result is None:
+        return f"{name}  {shown}  {_arm_words(helper, now)}".rstrip()
+    if helper.status in ("not_run", "error") or not result.get("tokens"):
+        return f"{name}  {shown}  {result.get('reason') or 'nothing was compared'}"
+    hits = f"hits {result.get('hits', 0)}/{result.get('requests', 0)}"
+    differing = int(result.get("divergent_tokens") or 0)
+    nan = int(result.get("nan_count") or 0)
+    parts = [
+        name, shown, fit(hits, 10), fit(f"{result['tokens']} tokens", 12, right=True),
+        fit(f"{differing} differ", 12, right=True), fit(kl(result.get("avg_kl_div")), 7),
+    ]  # fmt: skip
+    tail = f"max |Δ| {float(result.get('max_abs_dlogprob') or 0):.3g}"
+    equal = result.get("bit_equal_fraction")
+    extra = [tail] + ([f"{float(equal):.1%} bit-equal"] if equal is not None else [])
+    extra += [f"{nan} NaN"] if nan else []
+    extra += [f"{result['dropped']} dropped"] if result.get("dropped") else []
+    return "  ".join([*parts, *extra])
+
+
+def sentences(state: SessionState, *, live: bool, now: float) -> list[str]:
+    """What to know and what to do next, at most one statement each: question, trouble, verdict, progress."""
+    if state.question is not None:
+        return [state.question.what, state.question.why, "Press y to agree, x to cancel."]
+    fresh = _fresh_trouble(state)
+    if fresh is not None:
+        return trouble(fresh)
+    run = state.run
+    if state.server.phase == "failed":
+        return _server_failed(state)
+    if run is not None and run.verdict is not None:
+        return verdict_sentences(run.verdict)
+    if run is not None and run.cancelled:
+        return ["The run was cancelled; what it measured is kept.", "Next: run again · press r"]
+    if run is not None:
+        return _running(run, state, now)
+    if state.server.ready:
+        waiting = "The server is ready; the helpers start next." if live else "Nothing was measured."
+        return [waiting, "Next: run the three helpers · press r" if live and state.job is None else ""]
+    if state.seq == 0:
+        return ["Waiting for the runner's first word."]
+    lines = [state.server.detail or _PHASES.get(state.server.phase, state.server.phase)]
+    if state.server.launch_s:
+        lines.append(f"The last launch took {elapsed(state.server.launch_s)}.")
+    if not live:
+        lines.append(state.runner.ended or "No runner works on this session.")
+    return lines
+
+
+def verdict_sentences(verdict: Mapping[str, Any]) -> list[str]:
+    """The first piece of evidence, the conditions with the grade, the next step."""
+    lines = []
+    evidence, grade = _texts(verdict.get("evidence")), str(verdict.get("grade") or "unknown")
+    if evidence:
+        lines.append(evidence[0])
+    conditions = [condition_words(name) for name in _strings(verdict.get("conditions"))]
+    outcome = str(verdict.get("status", "undecided"))
+    if outcome == "none":
+        lines.append(f"No divergence · {grade}")
+    elif conditions:
+        lines.append(f"Looks like {' or '.join(conditions)} · {grade}")
+    else:
+        lines.append(f"Undecided · {grade}")
+    steps = _texts(verdict.get("next"))
+    if steps:
+        key = " · press o" if _codes(verdict.get("next"))[:1] == ["locate"] else ""
+        lines.append(f"Next: {steps[0]}{key}")
+    return lines
+
+
+def condition_words(name: str) -> str:
+    """A condition of the verdict in words, with its number."""
+    return {
+        "batch_invariance": "a batch-dependent operator (condition 1)",
+        "different_function": "two different computations (condition 2)",
+        "race": "a race",
+    }.get(name, name.replace("_", " "))
+
+
+def trouble(line: TroubleLine) -> list[str]:
+    """What happened, why, what to do next."""
+    mark = "✗" if line.level == "error" else "!"
+    return [
+        f"{mark} {line.what}",
+        *([line.why] if line.why else []),
+        *([f"Next: {line.next}"] if line.next else []),
+    ]
+
+
+def waiting_helpers() -> tuple[HelperState, ...]:
+    """The three helpers before any run."""
+    return tuple(HelperState(name) for name in HELPERS)
+
+
+def size_words(size_bytes: object) -> str:
+    """A size that an event gave, empty where it gave none."""
+    return size(size_bytes) if isinstance(size_bytes, int | float) and size_bytes else ""
+
+
+def _run_words(run: RunState, now: float) -> Iterable[str]:
+    count, new = run.prompts.get("count"), run.options.get("max_new_tokens")
+    if count:
+        yield f"{count} prompts" + (f" × {new} new" if new else "")
+    done = sum(helper.result is not None for helper in run.helpers)
+    if run.ended:
+        word = "cancelled after" if run.cancelled else "done in"
+        yield f"{done} of {len(run.helpers)} helpers {word} {elapsed(run.elapsed_s or 0)}"
+        return
+    running = next((helper for helper in run.helpers if helper.status == "running"), None)
+    if running is not None:
+        yield f"{running.helper}: {_arm_words(running, now, short=True)}"
+
+
+def _arm_words(helper: HelperState, now: float, *, short: bool = False) -> str:
+    """`scoring arm  41 %  1234/4096 tokens  0:12, 0:38 left`; empty before the first arm."""
+    if helper.stopped or not helper.arms:
+        return "its run ended before it did" if helper.stopped else ""
+    arm = helper.arms[-1]
+    words = [f"{arm.arm} arm"]
+    if arm.ended:
+        words.append(f"done in {elapsed(arm.elapsed_s)}")
+        return ("  " if not short else ", ").join(words)
+    if arm.total:
+        words.append(f"{100 * arm.done // arm.total} %")
+        if not short:
+            words.append(f"{arm.done}/{arm.total} tokens")
+    words.append(elapsed(max(arm.elapsed_s, now - arm.started_at)))
+    if arm.eta_s is not None:
+        words.append(f"{elapsed(arm.eta_s)} left")
+    return ("  " if not short else ", ").join(words)
+
+
+def _running(run: RunState, state: SessionState, now: float) -> list[str]:
+    if state.job is None:
+        return ["The run did not end: what it measured is kept.", "Next: run again · press r"]
+    running = next((helper for helper in run.helpers if helper.status == "running"), None)
+    what = f"{running.helper}: {_arm_words(running, now, short=True)}" if running else "the helpers start"
+    return [
+        f"Measuring · {what}",
+        "Each helper's table fills as soon as its arms have ended.",
+        "x cancels; what is measured is kept.",
+    ]
+
+
+def _server_failed(state: SessionState) -> list[str]:
+    end = state.server.ended
+    lines = ["✗ The server failed" + (f": {end.why}" if end and end.why else "")]
+    if end is not None and end.last_lines:
+        lines.append(f"its last words: {end.last_lines[-1]}")
+    return [*lines, "Next: look at its log · press l"]
+
+
+def _fresh_trouble(state: SessionState) -> TroubleLine | None:
+    """The latest error, as long as nothing was measured or located after it."""
+    if not state.troubles:
+        return None
+    line = state.troubles[-1]
+    if line.level != "error":
+        return None
+    later = [located.at for located in state.located] + [run.started_at for run in state.runs]
+    return line if line.at >= max(later, default=0.0) else None
+
+
+def _since_launch(state: SessionState, now: float) -> float:
+    """Seconds in the launch: what the last event said plus the time since."""
+    return state.server.elapsed_s + max(now - state.at, 0.0) if state.at else state.server.elapsed_s
+
+
+def _model(facts: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+    name = str(facts.get("model") or target.get("model_path") or "")
+    if target.get("kind") == "demo":
+        return f"{target.get('model') or 'dense'} demo"
+    return name.rstrip("/").rsplit("/", 1)[-1] if name else ""
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    return str(target.get("url") or "") if target.get("kind") == "url" else ""
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    gpus = facts.get("gpus")
+    device = str(facts.get("device") or "")
+    if isinstance(gpus, list) and gpus:
+        first = gpus[0]
+        device = str(first.get("name", device)) if isinstance(first, Mapping) else str(first)
+    return f"{device} {facts.get('attention_backend') or ''}".strip()
+
+
+def _sglang(facts: Mapping[str, Any]) -> str:
+    version, commit = str(facts.get("sglang_version") or "?"), str(facts.get("git_commit") or "")
+    if not commit:
+        return version
+    return f"{version} ({commit[:7]}{' dirty' if facts.get('git_dirty') else ''})"
+
+
+def _texts(items: object) -> list[str]:
+    if not isinstance(items, list | tuple):
+        return []
+    return [str(item.get("text", "")) for item in items if isinstance(item, Mapping)]
+
+
+def _codes(items: object) -> list[str]:
+    if not isinstance(items, list | tuple):
+        return []
+    return [str(item.get("code", "")) for item in items if isinstance(item, Mapping)]
+
+
+def _strings(items: object) -> list[str]:
+    return [str(item) for item in items] if isinstance(items, list | tuple) else []
