@@ -1,0 +1,289 @@
+"""Layer capture inside the server: switches sglang's own dumper for the forwards that hold an armed request.
+
+Always on, and cheap: the composition of each forward with a request of ours (composition.py). On request: the
+tensors of every module, for exactly the forwards that hold an armed id (rids.py), with their whole batch.
+
+What cannot ride in an id is asked for in `capture-control.json` in the control folder, which a thread of each
+rank reads, also when the server is idle, and answers in `capture-ack-<rank>.json`:
+
+    {"seq": 3, "nonce": "a1b2", "capture": {"folder": "/scratch/t1", "filter": null,
+                                            "free_floor_bytes": 2000000000, "size_cap_bytes": 50000000000}}
+    {"seq": 3, "nonce": "a1b2", "rank": 0, "ok": true, "error": null, "free_bytes": 75161927680}
+
+With capture null it is closed. Into the capture folder each rank writes `ready-<rank>.json` (the same nonce:
+proof that both sides see one folder), `modules-<rank>.json`, and for each captured forward the folder
+`rank<rank>-<forward>/` with the dumper's files and `forward.json`. The first thing that goes wrong, in our
+code or on the disk, stands in `invalid-<rank>.json`: capture is off from then on and the server goes on.
+
+The dumper is used without its port: `DUMPER_SERVER_PORT` stays unset, hooks are registered in mode "all" at
+the first armed forward and removed when capture is closed, and it is enabled for one forward at a time.
+"""
+
+import json
+import os
+import re
+import shutil
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .composition import Composition, CompositionLog, CompositionReader
+from .plugin import write_json_atomically
+
+CONTROL = "capture-control.json"
+_POLL_S = 0.05
+_CORE_FIELDS = ["input_ids", "positions", "seq_lens", "req_pool_indices", "rids"]
+
+
+def install(context: Any) -> None:
+    """Prepares capture in each process that will hold a model."""
+    if context.may_hold_a_model:
+        context.when_model_is_loaded(_start)
+
+
+def _start(model_runner: Any, context: Any) -> None:
+    capture = Capture(model_runner, context.control_dir, context.nonce, context.rank)
+    capture.wrap_forward()
+    threading.Thread(target=capture.watch, name="klbench-capture", daemon=True).start()
+    context.presence.add_hooks("capture.forward", "capture.control")
+
+
+class Settings:
+    """One open capture: where it writes and when it must stop."""
+
+    def __init__(self, asked: Dict[str, Any]) -> None:
+        self.folder = Path(str(asked["folder"]))
+        self.free_floor_bytes = int(asked["free_floor_bytes"])
+        self.size_cap_bytes = int(asked["size_cap_bytes"])
+        self.expression: Optional[str] = None
+        pattern = asked.get("filter")
+        if pattern is not None:
+            re.compile(str(pattern))
+            # Without the core fields no row could be aligned.
+            self.expression = f"search({str(pattern)!r}, name) or name in {_CORE_FIELDS!r}"
+        self.written_bytes = 0
+        self.broken = False
+
+    def check_folder(self) -> None:
+        status = self.folder.stat()
+        if not self.folder.is_absolute() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise RuntimeError(f"{self.folder} must be an absolute folder of this user, mode 0700")
+
+
+class Capture:
+    """The capture of one rank. The forward thread captures; the watcher thread opens and closes."""
+
+    def __init__(self, model_runner: Any, control_dir: Path, nonce: str, rank: int) -> None:
+        self._runner = model_runner
+        self._control_dir = control_dir
+        self._nonce = nonce
+        self._rank = rank
+        self._reader = CompositionReader(nonce)
+        self._log = CompositionLog(control_dir / f"forwards-{rank}.jsonl")
+        self._settings: Optional[Settings] = None
+        self._hooks: Any = None
+        self._hooks_unwanted = False
+        self._foreign_dumper = _dumper().may_enable
+
+    def wrap_forward(self) -> None:
+        """Puts us around the runner's forward, on the instance: the draft model's runner is left alone."""
+        original = self._runner.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            composition = self._before(args[0] if args else kwargs.get("forward_batch"))
+            if composition is None:
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._after(composition)
+
+        self._runner.forward = forward
+
+    # The forward thread.
+
+    def _before(self, batch: Any) -> Optional[Composition]:
+        """Notes the forward; returns its composition if it is being captured."""
+        try:
+            if self._hooks_unwanted:
+                self._remove_hooks()
+            composition = self._reader.read(batch)
+            if composition is None:
+                return None
+            self._log.append(composition)
+            settings = self._settings
+            if settings is None or settings.broken or not composition.armed:
+                return None
+            return composition if self._enable(settings, composition) else None
+        except Exception as error:
+            self._break(error)
+            return None
+
+    def _enable(self, settings: Settings, composition: Composition) -> bool:
+        free = shutil.disk_usage(str(settings.folder)).free
+        if free < settings.free_floor_bytes:
+            raise OSError(f"{free} bytes are free, less than the floor of {settings.free_floor_bytes}")
+        if settings.written_bytes > settings.size_cap_bytes:
+            raise OSError(f"{settings.written_bytes} bytes written pass the cap of {settings.size_cap_bytes}")
+        dumper = _dumper()
+        if self._hooks is None:
+            self._hooks = self._register_hooks(dumper, settings)
+        self._name = f"rank{self._rank}-{composition.number:09d}"
+        self._first_index = dumper.get_state()["dump_index"]
+        dumper.configure(
+            enable=True,
+            exp_name=self._name,
+            dir=str(settings.folder),
+            filter=settings.expression,
+            enable_output_file=True,
+            enable_output_console=False,
+            enable_value=True,
+            enable_grad=False,
+            enable_model_value=False,
+            enable_model_grad=False,
+            cleanup_previous=False,
+        )
+        return True
+
+    def _register_hooks(self, dumper: Any, settings: Settings) -> Any:
+        dumper.configure(non_intrusive_mode="all")
+        hooks = dumper.register_non_intrusive_dumper(self._runner.model)
+        write_json_atomically(
+            settings.folder / f"modules-{self._rank}.json", describe_modules(self._runner.model)
+        )
+        return hooks
+
+    def _after(self, composition: Composition) -> None:
+        """Switches the dumper off, counts what it wrote and says what the forward was."""
+        settings = self._settings
+        try:
+            dumper = _dumper()
+            dumper.configure(enable=False)
+            if settings is None:
+                raise RuntimeError("capture was closed during a forward")
+            expected = dumper.get_state()["dump_index"] - self._first_index
+            folder = settings.folder / self._name
+            with os.scandir(folder) as entries:
+                sizes = [entry.stat().st_size for entry in entries if entry.name.endswith(".pt")]
+            settings.written_bytes += sum(sizes)
+            content = composition.as_dict()
+            content.update(
+                rank=self._rank,
+                nonce=self._nonce,
+                expected_files=expected,
+                files=len(sizes),
+                bytes=sum(sizes),
+            )
+            write_json_atomically(folder / "forward.json", content)
+            # The dumper logs a failed write and goes on.
+            if len(sizes) != expected or expected == 0:
+                raise OSError(
+                    f"the dumper wrote {len(sizes)} of {expected} files of forward {composition.number}"
+                )
+        except Exception as error:
+            self._break(error)
+
+    def _remove_hooks(self) -> None:
+        hooks, self._hooks, self._hooks_unwanted = self._hooks, None, False
+        if hooks is not None:
+            dumper = _dumper()
+            dumper.configure(enable=False)
+            dumper._non_intrusives.remove(hooks)
+            hooks.remove()
+
+    def _break(self, error: BaseException) -> None:
+        """Marks the capture invalid; nothing of this may reach the server."""
+        settings = self._settings
+        if settings is not None:
+            settings.broken = True
+        content = {
+            "rank": self._rank,
+            "what": f"{type(error).__name__}: {error}",
+            "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        }
+        for folder in [self._control_dir] + ([settings.folder] if settings is not None else []):
+            try:
+                write_json_atomically(folder / f"invalid-{self._rank}.json", content)
+            except OSError:
+                continue
+
+    # The watcher thread.
+
+    def watch(self) -> None:
+        """Answers each control file, until the process ends."""
+        seen: Any = None
+        pause = threading.Event()
+        path = self._control_dir / CONTROL
+        while True:
+            try:
+                status = path.stat()
+                stamp = (status.st_mtime_ns, status.st_ino)
+                if stamp != seen:
+                    seen = stamp
+                    self._answer(json.loads(path.read_text(encoding="utf-8")))
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                self._break(error)
+            pause.wait(_POLL_S)
+
+    def _answer(self, asked: Any) -> None:
+        if not isinstance(asked, dict) or asked.get("nonce") != self._nonce:
+            return
+        answer: Dict[str, Any] = {
+            "seq": asked.get("seq"),
+            "nonce": self._nonce,
+            "rank": self._rank,
+            "ok": True,
+            "error": None,
+            "free_bytes": None,
+        }
+        try:
+            if asked.get("capture") is None:
+                self._settings = None
+                self._hooks_unwanted = True
+            else:
+                if self._foreign_dumper:
+                    raise RuntimeError("the dumper is in use by this server's own DUMPER_* variables")
+                settings = Settings(asked["capture"])
+                settings.check_folder()
+                write_json_atomically(settings.folder / f"ready-{self._rank}.json", answer)
+                answer["free_bytes"] = shutil.disk_usage(str(settings.folder)).free
+                self._hooks_unwanted = self._hooks is not None
+                self._settings = settings
+        except Exception as error:
+            answer.update(ok=False, error=f"{type(error).__name__}: {error}")
+        write_json_atomically(self._control_dir / f"capture-ack-{self._rank}.json", answer)
+
+
+def describe_modules(model: Any) -> Dict[str, Any]:
+    """For each module by path: its class, what state it reads, how far back (None: all of it)."""
+    modules: Dict[str, Any] = {}
+    for path, module in model.named_modules():
+        names: List[str] = [kind.__name__ for kind in type(module).__mro__]
+        state = _state(names)
+        window = getattr(module, "sliding_window_size", None) if state == "kv" else None
+        modules[path] = {
+            "class": type(module).__name__,
+            "state": state,
+            "window": window if isinstance(window, int) and window > -1 else None,
+        }
+    return modules
+
+
+def _state(class_names: List[str]) -> Optional[str]:
+    """What hidden input a module of these classes has."""
+    if "RadixAttention" in class_names:
+        return "kv"
+    if any("ShortConv" in name for name in class_names):
+        return "conv"
+    if any(name.startswith("RadixLinear") or "MambaMixer" in name for name in class_names):
+        return "ssm"
+    return None
+
+
+def _dumper() -> Any:
+    from sglang.srt.debug_utils.dumper import dumper
+
+    return dumper
