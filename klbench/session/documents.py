@@ -1,0 +1,162 @@
+"""The JSON documents klbench.run/1 and klbench.locate/1, and the exit codes that follow from them.
+
+Invariants: made from the session's state alone, so a live run, a finished session and a report say the same;
+a helper that was asked for and did not end is there with a status that is not clean; fields are only added
+within /1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import klbench
+from klbench.errors import ExitCode, KlbenchError
+from klbench.session.request import StartRequest
+from klbench.session.state import HelperState, LocatedState, RunState, SessionState
+
+RUN_SCHEMA = "klbench.run/1"
+LOCATE_SCHEMA = "klbench.locate/1"
+
+# What a helper that never ended says of itself; the numbers stay null, never zero.
+_NOT_MEASURED: dict[str, Any] = {
+    "requests": None,
+    "hits": None,
+    "dropped": None,
+    "tokens": None,
+    "avg_kl_div": None,
+    "threshold": None,
+    "max_abs_dlogprob": None,
+    "divergent_tokens": None,
+    "bit_equal_fraction": None,
+    "fraction_past": None,
+    "nan_count": None,
+    "requests_detail": [],
+}
+_NO_VERDICT: dict[str, Any] = {
+    "status": "undecided",
+    "conditions": [],
+    "grade": "unknown",
+    "evidence": [],
+    "next": [],
+}
+
+
+def iso_time(at: float) -> str:
+    """Seconds since the epoch as UTC in ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def header(session: Path, state: SessionState, schema: str) -> dict[str, Any]:
+    """The fields that every document begins with."""
+    runner = state.runner
+    return {
+        "schema": schema,
+        "klbench_version": runner.klbench_version or klbench.__version__,
+        "session": str(session),
+        "started_at": iso_time(runner.started_at),
+        "elapsed_s": round(max(0.0, state.at - runner.started_at), 3),
+        "target": dict(runner.target),
+        "options": dict(runner.options),
+        "server": dict(state.server.facts),
+    }
+
+
+def run_document(
+    session: Path, state: SessionState, run: RunState | None, error: KlbenchError | None = None
+) -> dict[str, Any]:
+    """klbench.run/1 of one run; without a run what there is, with `error` when something failed."""
+    document = header(session, state, RUN_SCHEMA)
+    document["prompts"] = dict(run.prompts) if run else {}
+    document["helpers"] = {helper.helper: helper_object(helper) for helper in run.helpers} if run else {}
+    document["verdict"] = dict(run.verdict) if run and run.verdict else dict(_NO_VERDICT)
+    if error is not None:
+        document["error"] = error.as_dict()
+    return document
+
+
+def helper_object(helper: HelperState) -> dict[str, Any]:
+    """The helper's object of klbench.run/1, also when it did not end."""
+    if helper.result is not None:
+        return dict(helper.result)
+    reason = "it was not reached" if not helper.arms else f"interrupted in the {helper.arms[-1].arm} arm"
+    return {"status": "not_run", "reason": reason, **_NOT_MEASURED}
+
+
+def locate_document(
+    session: Path,
+    state: SessionState,
+    run: RunState | None,
+    located: LocatedState | None,
+    error: KlbenchError | None = None,
+) -> dict[str, Any]:
+    """klbench.locate/1; without a located result the run's statuses say why there is none."""
+    document = header(session, state, LOCATE_SCHEMA)
+    document["prompts"] = dict(run.prompts) if run else {}
+    document["statuses"] = (
+        {helper.helper: helper_object(helper)["status"] for helper in run.helpers} if run else {}
+    )
+    document["verdict"] = dict(run.verdict) if run and run.verdict else dict(_NO_VERDICT)
+    body: Mapping[str, Any] = located.result if located is not None else {}
+    document["helper"] = located.helper if located is not None else None
+    document["request"] = located.request if located is not None else None
+    document["alignment"] = body.get("alignment")
+    document["capture"] = body.get("capture")
+    document["findings"] = list(body.get("findings", []))
+    document["masked"] = list(body.get("masked", []))
+    for name, value in body.items():
+        document.setdefault(name, value)
+    if error is not None:
+        document["error"] = error.as_dict()
+    return document
+
+
+def run_exit_code(run: RunState) -> ExitCode:
+    """1 if any helper diverged, else 5 if any requested helper is not clean, else 0."""
+    statuses = [helper.status for helper in run.helpers]
+    if "diverged" in statuses:
+        return ExitCode.DIVERGED
+    if statuses and all(status == "clean" for status in statuses):
+        return ExitCode.CONSISTENT
+    return ExitCode.UNDECIDED
+
+
+def locate_exit_code(run: RunState | None, located: LocatedState | None) -> ExitCode:
+    """0 no divergence, 1 at least one origin, 5 a divergence without an origin or nothing to judge by."""
+    if located is not None:
+        origins = [finding for finding in located.result.get("findings", []) if not finding.get("latent")]
+        return ExitCode.DIVERGED if any(map(_is_origin, origins)) else ExitCode.UNDECIDED
+    if run is not None and run_exit_code(run) == ExitCode.CONSISTENT:
+        return ExitCode.CONSISTENT
+    return ExitCode.UNDECIDED
+
+
+def _is_origin(finding: Mapping[str, Any]) -> bool:
+    return finding.get("kind") not in ("not_aligned", "not_observed", None)
+
+
+def commands_to_repeat(state: SessionState, session: Path) -> list[tuple[str, str]]:
+    """What each step was and the command that repeats it; untrusted text."""
+    steps: list[tuple[str, str]] = []
+    if state.runner.target:
+        try:
+            start = msgspec.convert(
+                {"target": dict(state.runner.target), "options": dict(state.runner.options)}, StartRequest
+            )
+        except msgspec.ValidationError:
+            start = None
+        if start is not None:
+            steps.append(("measure the helpers", start.command_line("run")))
+            for located in state.located[-1:]:
+                line = start.command_line("locate")
+                head, separator, tail = line.partition(" -- ")
+                chosen = f"{head} --helper {located.helper} --request {located.request}"
+                steps.append(("locate the origin", chosen + separator + tail))
+    if state.server.command:
+        steps.append(("start the server alone", state.server.command))
+    steps.append(("read this session", f"klbench open {session}"))
+    return steps
