@@ -181,7 +181,7 @@ def _role() -> str:
 
 
 def _control_dir(text: str) -> Path:
-    """The control folder, refused unless it is ours alone: what stands in it decides what this process does."""
+    """The control folder, refused unless it is ours alone: its content decides what we do."""
     path = Path(text)
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
