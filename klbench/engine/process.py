@@ -48,7 +48,7 @@ class LaunchSpec:
         return [str(self.python), "-m", "sglang.launch_server", *self.arguments]
 
     def as_line(self) -> str:
-        """The command as it can be copied and repeated, with what we set in its environment, without secrets."""
+        """The command as it can be copied and repeated: with what we set in the environment, no secrets."""
         changed = [
             f"{name}={shlex.quote(value)}"
             for name, value in sorted(self.environment.items())

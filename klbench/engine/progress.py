@@ -1,0 +1,130 @@
+"""How many tokens of an arm the server has worked off, read without touching it where that is possible.
+
+Our own servers say it in their log: one line per prefill batch, one per some decode steps of all running
+requests. Reading a log changes no batch. Where there is no log the load counters are asked now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from klbench.core.columns import ArmName
+from klbench.engine.client import ServerClient
+
+_LONGEST_LINE_BYTES = 1 << 16
+_READ_BYTES = 4 << 20
+_LOOK_EVERY_S = 0.25
+_ASK_EVERY_S = 1.0
+
+
+class ArmObserver(Protocol):
+    """Hears how an arm goes; all of it in the event loop, none of it may block."""
+
+    def arm_started(self, arm: ArmName, requests: int, tokens: int) -> None: ...
+
+    def arm_progress(
+        self, arm: ArmName, done: int, total: int, elapsed_s: float, eta_s: float | None
+    ) -> None: ...
+
+    def arm_ended(self, arm: ArmName, elapsed_s: float) -> None: ...
+
+
+class LogTail:
+    """The lines that a growing file got since the last look. A line that never ends is cut."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+        if from_end:
+            try:
+                self._offset = path.stat().st_size
+            except OSError:
+                self._offset = 0
+
+    def lines(self) -> list[str]:
+        """New whole lines; none while the file is not there."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset, os.SEEK_SET)
+                new = file.read(_READ_BYTES)
+        except OSError:
+            return []
+        self._offset += len(new)
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE_BYTES:
+            whole.append(self._rest[:_LONGEST_LINE_BYTES])
+            self._rest = b""
+        return [line[:_LONGEST_LINE_BYTES].decode("utf-8", errors="replace") for line in whole]
+
+
+_PREFILL = re.compile(r"Prefill batch.*?#new-token: (\d+).*?#cached-token: (\d+)")
+_DECODE = re.compile(r"Decode batch.*?#running-req: (\d+)")
+_RETRACTED = re.compile(r"KV cache pool is full\. Retract requests|#retracted_reqs: (\d+)")
+
+
+class TokenCounter:
+    """Adds up the tokens in the log's batch lines. `decode_interval` is the server's decode_log_interval."""
+
+    def __init__(self, decode_interval: int) -> None:
+        self._decode_interval = decode_interval
+        self.tokens = 0
+        self.retractions = 0
+
+    def feed(self, line: str) -> None:
+        if found := _PREFILL.search(line):
+            self.tokens += int(found.group(1)) + int(found.group(2))
+        elif found := _DECODE.search(line):
+            self.tokens += int(found.group(1)) * self._decode_interval
+        elif _RETRACTED.search(line):
+            self.retractions += 1
+
+
+TokensDone = Callable[[], Awaitable[int]]
+
+
+def from_log(log: Path, decode_interval: int) -> TokensDone:
+    """Counts from the log's end as it is now."""
+    tail, counter = LogTail(log, from_end=True), TokenCounter(decode_interval)
+
+    async def tokens_done() -> int:
+        for line in tail.lines():
+            counter.feed(line)
+        return counter.tokens
+
+    return tokens_done
+
+
+def from_load(client: ServerClient) -> TokensDone:
+    """The most tokens that were seen in use at once: less exact than a log, and never more than was done."""
+    asked_at, most = 0.0, 0
+
+    async def tokens_done() -> int:
+        nonlocal asked_at, most
+        if time.monotonic() - asked_at >= _ASK_EVERY_S:
+            load = await client.load()
+            asked_at = time.monotonic()
+            most = max(most, load.used_tokens if load is not None else 0)
+        return most
+
+    return tokens_done
+
+
+async def watch_arm(arm: ArmName, total: int, tokens_done: TokensDone, observer: ArmObserver) -> None:
+    """Reports progress until it is cancelled; a report only when something moved."""
+    started, last = time.monotonic(), -1
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        done = min(await tokens_done(), total)
+        if done == last:
+            continue
+        last = done
+        elapsed_s = time.monotonic() - started
+        eta_s = elapsed_s * (total - done) / done if done else None
+        observer.arm_progress(arm, done, total, elapsed_s, eta_s)
