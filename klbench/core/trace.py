@@ -10,13 +10,15 @@ Tables, each a set of equally long arrays:
     row       one row of one request in one forward: (arm, request, position) and how it came to be there
     tensor    one argument of one operator call in one forward; its digests lie end to end in `digest`
     read      what a stateful operator read for one row: one digest over positions [low, high)
-    slot      one K/V row or recurrent slot as it was written or read, by pool slot
+    slot      one K/V row or recurrent slot as it was written or read, by pool slot; a slot's writer is the
+              last write before the read, whichever request wrote it
 
 Two rows pair across arms by (request, position); alignment.py proves it. Files: engine/traces.py.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -74,12 +76,14 @@ class Operator:
     """Has hooked children: never an origin while a child explains it."""
     state: str | None
     """"kv" for attention, "conv" or "ssm" for recurrent operators, None where there is no hidden input."""
+    window: int | None = None
+    """How many earlier positions the state reaches back; None for all of them."""
 
     @property
     def layer(self) -> int | None:
         """The layer number in the path, None outside the layers."""
         parts = self.module.split(".")
-        for before, part in zip(parts, parts[1:], strict=False):
+        for before, part in itertools.pairwise(parts):
             if before in ("layers", "blocks", "h") and part.isdigit():
                 return int(part)
         return None
@@ -141,6 +145,8 @@ class Trace:
     read_high: Ints
     read_digest: Digests
 
+    slot_kind: Ints
+    """Slot.WRITTEN or Slot.READ."""
     slot_forward: Ints
     slot_operator: Ints
     slot_argument: Ints

@@ -1,0 +1,353 @@
+"""Turns the stock dumper's files into `klbench.trace/1`, and fetches raw rows out of them.
+
+A short process of the server's Python:
+
+    python -m klbench_insitu.dumps convert DUMP_DIR OUT_DIR     prints {"done": 3, "total": 40} lines,
+                                                                then {"result": {...}}
+    python -m klbench_insitu.dumps rows DUMP_DIR OUT_FILE       reads wanted rows as JSON from stdin
+
+DUMP_DIR is what capture.py filled. Files are read with `weights_only=True` and never otherwise: one that
+would run code makes the trace invalid. Only rows of armed requests are digested; a first dimension that is a
+multiple of the forward's rows is folded to rows (heads of a q_norm), all else is digested whole.
+"""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+import torch
+from safetensors.torch import save_file
+
+from .digest import as_lanes, digest_rows
+from .rids import RequestId, parse_rid
+from .trace_writer import IN, OUT, TraceWriter
+
+_FOLDER = re.compile(r"rank([0-9]+)-([0-9]+)")
+_INDEX = re.compile(r"(?:^|___)dump_index=([0-9]+)(?:___|$)")
+_PREFIX = "non_intrusive__"
+_LAYER = re.compile(r"((?:^|\.)layers\.)([0-9]+)(?=\.|$)")
+
+
+class BadDump(Exception):
+    """A dump that cannot be trusted: what is wrong, with its file."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a hook tensor is: `non_intrusive__model.norm.output.1` is ("model.norm", OUT, "1")."""
+
+    module: str
+    direction: int
+    argument: str
+
+
+def parse_name(name: str, layer_id: Optional[int]) -> Optional[Name]:
+    """The parts of a dumper name, None for a core field.
+
+    The dumper numbers the tensors of a tuple only when there are several, so `output` in one phase is
+    `output.0` in the other: both are argument "0", and `inputs.1.0` is `inputs.1`. A module that layers share
+    (rotary embedding) carries the path of the first layer: the layer it was called in replaces that.
+    """
+    if not name.startswith(_PREFIX):
+        return None
+    parts = name[len(_PREFIX) :].split(".")
+    # The last of the two words, unless it is itself the name of a keyword input.
+    place = max((i for i, part in enumerate(parts) if part in ("inputs", "output")), default=None)
+    if place is None:
+        return None
+    if parts[place] == "output" and place > 0 and parts[place - 1] == "inputs":
+        place -= 1
+    argument = parts[place + 1 :]
+    if len(argument) > 1 and argument[-1] == "0":
+        argument = argument[:-1]
+    module = ".".join(parts[:place])
+    if layer_id is not None:
+        module = _LAYER.sub(lambda found: f"{found.group(1)}{layer_id}", module, count=1)
+    direction = IN if parts[place] == "inputs" else OUT
+    return Name(module, direction, ".".join(argument) or "0")
+
+
+@dataclass(frozen=True)
+class DumpedTensor:
+    """One file of a forward, in execution order. `name` is None for a core field, which `core` names."""
+
+    path: Path
+    name: Optional[Name]
+    core: str
+    layer_id: Optional[int]
+    value: Any
+
+
+def load(path: Path) -> Dict[str, Any]:
+    """One file of the dumper, as data. Raises BadDump for anything else."""
+    try:
+        content = torch.load(str(path), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise BadDump(f"{path.name} cannot be read as data: {type(error).__name__}: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("meta"), dict) or "value" not in content:
+        raise BadDump(f"{path.name} is not a file of the dumper")
+    return content
+
+
+def dumped_tensors(folder: Path) -> Iterator[DumpedTensor]:
+    """The files of one forward in the order in which they were written."""
+    numbered = []
+    for path in folder.glob("*.pt"):
+        found = _INDEX.search(path.stem)
+        if found is None:
+            raise BadDump(f"{path.name} has no place in the order")
+        numbered.append((int(found.group(1)), path))
+    for _, path in sorted(numbered):
+        content = load(path)
+        meta = content["meta"]
+        layer = meta.get("layer_id")
+        layer_id = layer if isinstance(layer, int) else None
+        name = parse_name(str(meta.get("name")), layer_id)
+        yield DumpedTensor(path, name, str(meta.get("name")), layer_id, content["value"])
+
+
+@dataclass(frozen=True)
+class DumpedForward:
+    """One captured forward: its folder and what capture.py wrote about it."""
+
+    folder: Path
+    rank: int
+    number: int
+    about: Dict[str, Any]
+
+    def armed_parts(self) -> Iterator[Tuple[RequestId, int, int, str, int]]:
+        """For each armed request: its id, first position, rows, phase and first row in the batch."""
+        row = 0
+        for rid, first, rows, _, _, phase in self.about["requests"]:
+            parsed = parse_rid(rid, self.about["nonce"])
+            if parsed is not None and parsed.armed:
+                yield parsed, first, rows, phase, row
+            row += rows
+
+
+def dumped_forwards(dump_dir: Path) -> List[DumpedForward]:
+    """All captured forwards by rank and number. Raises BadDump where one was not finished."""
+    forwards = []
+    for folder in dump_dir.iterdir():
+        found = _FOLDER.fullmatch(folder.name)
+        if found is None or not folder.is_dir():
+            continue
+        try:
+            about = json.loads((folder / "forward.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadDump(f"{folder.name} was not finished: {error}") from error
+        forwards.append(DumpedForward(folder, int(found.group(1)), int(found.group(2)), about))
+    return sorted(forwards, key=lambda forward: (forward.rank, forward.number))
+
+
+def folded(value: torch.Tensor, rows: int) -> Optional[torch.Tensor]:
+    """`value` as [rows, rest] where its first dimension is a multiple of `rows`, else None."""
+    if value.dim() == 0 or rows == 0 or value.shape[0] == 0 or value.shape[0] % rows:
+        return None
+    return value.reshape(rows, -1)
+
+
+class _Calls:
+    """Counts calls of a module within one forward and numbers events: a call's inputs, a return's outputs."""
+
+    def __init__(self) -> None:
+        self._current: Dict[str, Tuple[int, int]] = {}
+        self._seen: Dict[Tuple[str, int], Set[Tuple[int, str]]] = {}
+        self._latest: Optional[Tuple[str, int, int]] = None
+        self.event = -1
+
+    def call_of(self, name: Name) -> int:
+        """The call that this tensor belongs to; a tensor seen before begins a new one."""
+        call, direction = self._current.get(name.module, (0, IN))
+        key = (name.direction, name.argument)
+        if (name.direction == IN and direction == OUT) or key in self._seen.get((name.module, call), set()):
+            call += 1
+        self._current[name.module] = (call, name.direction)
+        self._seen.setdefault((name.module, call), set()).add(key)
+        if self._latest != (name.module, call, name.direction):
+            self._latest = (name.module, call, name.direction)
+            self.event += 1
+        return call
+
+
+class Converter:
+    """Writes the forwards of one rank into a trace."""
+
+    def __init__(self, writer: TraceWriter, modules: Dict[str, Any]) -> None:
+        self._writer = writer
+        self._modules = modules
+        self.files = 0
+
+    def add(self, dumped: DumpedForward) -> None:
+        about = dumped.about
+        forward = self._writer.add_forward(dumped.number, about["rows"], len(about["requests"]))
+        calls = _Calls()
+        core: Dict[str, torch.Tensor] = {}
+        rows: Optional[List[int]] = None
+        in_batch: List[int] = []
+        files = 0
+        waiting: List[DumpedTensor] = []
+        for item in dumped_tensors(dumped.folder):
+            files += 1
+            if item.name is None:
+                if item.layer_id is None and isinstance(item.value, torch.Tensor):
+                    core.setdefault(item.core, item.value)
+                if rows is None and {"input_ids", "positions"} <= core.keys():
+                    rows, in_batch = self._add_rows(dumped, forward, core)
+                    for earlier in waiting:
+                        self._add_tensor(forward, earlier, calls, rows, in_batch, len(core["input_ids"]))
+            elif isinstance(item.value, torch.Tensor):
+                if rows is None:
+                    waiting.append(item)
+                else:
+                    self._add_tensor(forward, item, calls, rows, in_batch, len(core["input_ids"]))
+        if rows is None:
+            raise BadDump(f"{dumped.folder.name} has no token ids and positions")
+        if files != about["expected_files"]:
+            raise BadDump(f"{dumped.folder.name} holds {files} of {about['expected_files']} files")
+        self.files += files
+
+    def _add_rows(
+        self, dumped: DumpedForward, forward: int, core: Dict[str, torch.Tensor]
+    ) -> Tuple[List[int], List[int]]:
+        """Adds the rows of the armed requests; their numbers, and where they lie in the batch."""
+        tokens, positions = core["input_ids"].tolist(), core["positions"].tolist()
+        numbers, in_batch = [], []
+        for rid, first, count, phase, start in dumped.armed_parts():
+            if positions[start : start + count] != list(range(first, first + count)):
+                raise BadDump(f"{dumped.folder.name}: the rows of request {rid.request} are elsewhere")
+            for row in range(start, start + count):
+                position, token = positions[row], tokens[row]
+                number = self._writer.add_row(forward, rid.arm, rid.request, position, row, phase, token)
+                numbers.append(number)
+                in_batch.append(row)
+        return numbers, in_batch
+
+    def _add_tensor(
+        self,
+        forward: int,
+        item: DumpedTensor,
+        calls: _Calls,
+        rows: List[int],
+        in_batch: List[int],
+        batch_rows: int,
+    ) -> None:
+        name = item.name
+        assert name is not None
+        about = self._modules.get(name.module, {})
+        call = calls.call_of(name)
+        operator = self._writer.operator(
+            name.module, call, str(about.get("class", "")), about.get("state"), about.get("window")
+        )
+        by_row = folded(item.value, batch_rows)
+        chosen = item.value if by_row is None else by_row[in_batch]
+        count = 1 if by_row is None else len(in_batch)
+        self._writer.add_tensor(
+            forward=forward,
+            operator=operator,
+            direction=name.direction,
+            argument=self._writer.argument(name.argument),
+            dtype=self._writer.dtype(str(item.value.dtype).replace("torch.", "")),
+            row_bytes=chosen.numel() * chosen.element_size() // max(count, 1),
+            event=calls.event,
+            rows=[-1] if by_row is None else rows,
+            digests=digest_rows(chosen, count),
+        )
+
+
+def _modules(dump_dir: Path, rank: int) -> Dict[str, Any]:
+    try:
+        content = json.loads((dump_dir / f"modules-{rank}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def convert(dump_dir: Path, out_dir: Path) -> Dict[str, Any]:
+    """Converts all ranks of `dump_dir`; a dump that cannot be trusted makes its rank's trace invalid."""
+    out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    forwards = dumped_forwards(dump_dir)
+    result: Dict[str, Any] = {"forwards": len(forwards), "files": 0, "dump_bytes": 0, "trace_bytes": 0}
+    done = 0
+    for rank in sorted({forward.rank for forward in forwards}):
+        own = [forward for forward in forwards if forward.rank == rank]
+        writer = TraceWriter(out_dir, rank, own[0].about["nonce"], "dumper")
+        converter = Converter(writer, _modules(dump_dir, rank))
+        invalid = _invalid(dump_dir, rank)
+        for forward in own:
+            try:
+                converter.add(forward)
+            except BadDump as error:
+                invalid = invalid or str(error)
+            done += 1
+            result["dump_bytes"] += forward.about["bytes"]
+            print(json.dumps({"done": done, "total": len(forwards)}), flush=True)
+        writer.close(observes_state=False, observes_head=False, invalid=invalid)
+        result["files"] += converter.files
+        result["trace_bytes"] += writer.written_bytes
+    return result
+
+
+def _invalid(dump_dir: Path, rank: int) -> Optional[str]:
+    try:
+        return str(json.loads((dump_dir / f"invalid-{rank}.json").read_text(encoding="utf-8"))["what"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"invalid-{rank}.json cannot be read: {error}"
+
+
+def fetch_rows(dump_dir: Path, wanted: List[Dict[str, Any]], out_file: Path) -> int:
+    """Writes the raw bytes of the wanted rows; returns how many were found.
+
+    Each wanted row is {"key", "rank", "forward", "module", "call", "direction", "argument", "row_in_batch"}.
+    The file has under each key uint8 [row bytes], and in its metadata the dtypes by key.
+    """
+    by_forward: Dict[Tuple[int, int], Dict[Tuple[str, int, int, str], List[Dict[str, Any]]]] = {}
+    for want in wanted:
+        tensors = by_forward.setdefault((int(want["rank"]), int(want["forward"])), {})
+        key = (str(want["module"]), int(want["call"]), int(want["direction"]), str(want["argument"]))
+        tensors.setdefault(key, []).append(want)
+    found: Dict[str, torch.Tensor] = {}
+    dtypes: Dict[str, str] = {}
+    for dumped in dumped_forwards(dump_dir):
+        tensors = by_forward.get((dumped.rank, dumped.number), {})
+        if not tensors:
+            continue
+        calls = _Calls()
+        batch_rows = 0
+        for item in dumped_tensors(dumped.folder):
+            if item.core == "input_ids" and item.layer_id is None and not batch_rows:
+                batch_rows = len(item.value)
+            if item.name is None or not isinstance(item.value, torch.Tensor):
+                continue
+            call = calls.call_of(item.name)
+            for want in tensors.get((item.name.module, call, item.name.direction, item.name.argument), ()):
+                by_row = folded(item.value, batch_rows)
+                if by_row is None or not 0 <= int(want["row_in_batch"]) < batch_rows:
+                    continue
+                lanes, row_bytes = as_lanes(by_row[int(want["row_in_batch"])], 1)
+                found[str(want["key"])] = lanes.view(torch.uint8)[0, :row_bytes].clone()
+                dtypes[str(want["key"])] = str(item.value.dtype).replace("torch.", "")
+    save_file(found, str(out_file), metadata={"dtypes": json.dumps(dtypes)})
+    return len(found)
+
+
+def main(arguments: List[str]) -> int:
+    torch.set_num_threads(1)
+    if len(arguments) == 3 and arguments[0] == "convert":
+        result: Dict[str, Any] = convert(Path(arguments[1]), Path(arguments[2]))
+    elif len(arguments) == 3 and arguments[0] == "rows":
+        result = {"rows": fetch_rows(Path(arguments[1]), json.load(sys.stdin), Path(arguments[2]))}
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    print(json.dumps({"result": result}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
