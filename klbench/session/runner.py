@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Protocol
 
 import klbench
-from klbench.errors import KlbenchError, UsageError
+from klbench.errors import KlbenchError, UndecidedError, UsageError
 from klbench.session import commands as cmd
 from klbench.session import events as ev
 from klbench.session.control import ControlSocket, new_socket_path
@@ -32,7 +32,9 @@ from klbench.session.state import SessionState, fold
 KEEP_IDLE_S = 1800.0
 """A runner that nobody watches and that has nothing to do frees its GPUs after half an hour."""
 
-Emit = Callable[[ev.Event], Entry]
+
+class JobCancelled(UndecidedError):
+    """The job did not end by itself; what it had is kept."""
 
 
 class JobView(Protocol):
@@ -269,7 +271,7 @@ class Runner:
         self._stopping.set()
 
     async def execute(self, command: cmd.Command) -> None:
-        """Does the work and waits for it. Raises what made it fail, CancelledError when it was cancelled."""
+        """Does the work and waits for it. Raises what made it fail, JobCancelled when it was cancelled."""
         job = self.submit(command)
         await job.ended.wait()
         if job.error is not None:
@@ -321,7 +323,7 @@ class Runner:
 
     def _record_end(self, job: Job, task: asyncio.Task[None], elapsed_s: float) -> None:
         if task.cancelled():
-            job.outcome, job.error = "cancelled", asyncio.CancelledError()
+            job.outcome, job.error = "cancelled", JobCancelled(f"cancelled: {job.title}")
         elif (error := task.exception()) is None:
             job.outcome = "done"
         else:
@@ -339,7 +341,7 @@ class Runner:
             job.ended.set()
 
     async def _end_jobs(self) -> None:
-        self._drop_queue(asyncio.CancelledError())
+        self._drop_queue(JobCancelled("the runner is stopping"))
         if self._current is not None:
             job, task = self._current
             task.cancel()

@@ -1,0 +1,45 @@
+"""The command line. `main` is the only boundary that turns errors into exit codes.
+
+Invariants: stdout is data and everything else goes to stderr; no Python traceback reaches a terminal, it goes
+to a crash file; nothing heavy (textual, numpy, httpx) is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from klbench.errors import ExitCode, KlbenchError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    from klbench.cli import failures
+    from klbench.cli.commands import klbench
+
+    try:
+        result: Any = klbench.main(args=arguments, prog_name="klbench", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        return failures.usage(error, arguments)
+    except click.ClickException as error:
+        return failures.known(KlbenchError(error.format_message()), ExitCode.USAGE, arguments)
+    except KlbenchError as error:
+        return failures.known(error, error.exit_code, arguments)
+    except failures.Interrupted as error:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone: there is nobody left to tell.
+        failures.silence_stdout()
+        return ExitCode.INTERNAL
+    # The last boundary: whatever else was raised is a defect, and is kept where it can be reported from.
+    except Exception as error:
+        return failures.defect(error, arguments)
+    return int(result) if isinstance(result, int) else ExitCode.CONSISTENT

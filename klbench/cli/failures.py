@@ -1,0 +1,132 @@
+"""How failures leave the program: one line for a person, an `error` object for a machine, an exit code.
+
+klbench: port 30000 is taken · pid 4211 (python) listens there · name another with -- --port N
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from klbench.core.text import visible
+from klbench.errors import ExitCode, KlbenchError
+
+
+class Interrupted(BaseException):
+    """A signal ended the command. Not an Exception: nothing between here and `main` may swallow it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+        self.exit_code = ExitCode(128 + signum)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Inside, SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread."""
+
+    def interrupt(signum: int, _: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def note(line: str) -> None:
+    """One line on stderr, with whatever came from outside made visible."""
+    with contextlib.suppress(OSError, ValueError):
+        print(visible(line), file=sys.stderr, flush=True)
+
+
+def show(error: KlbenchError) -> None:
+    """The error as one line: what happened, why, what to do next."""
+    note("klbench: " + " · ".join(part for part in (error.what, error.why, error.next) if part))
+
+
+def known(error: KlbenchError, exit_code: ExitCode, arguments: Sequence[str]) -> int:
+    """An error that a user can act on."""
+    show(error)
+    _write_error(arguments, error.as_dict())
+    return exit_code
+
+
+def usage(error: click.UsageError, arguments: Sequence[str]) -> int:
+    """A command line that cannot be understood."""
+    command = error.ctx.command_path if error.ctx is not None else "klbench"
+    note(f"klbench: {error.format_message()} · see {command} --help")
+    failure = {"what": error.format_message(), "why": "", "next": f"{command} --help"}
+    _write_error(arguments, failure)
+    return ExitCode.USAGE
+
+
+def defect(error: Exception, arguments: Sequence[str]) -> int:
+    """A defect of klbench: the traceback goes to a file."""
+    what = f"klbench failed: {type(error).__name__}: {error}"
+    where = _crash_file(error)
+    note(f"{what} · please report it with {where}")
+    _write_error(
+        arguments, {"what": what, "why": "this is a defect of klbench", "next": f"report it with {where}"}
+    )
+    return ExitCode.INTERNAL
+
+
+def _crash_file(error: Exception) -> str:
+    from klbench import paths
+    from klbench.session.runner import write_crash
+
+    with contextlib.suppress(KlbenchError, OSError):
+        return str(write_crash(paths.make_private(paths.home()), error))
+    return "(no place to write the traceback)"
+
+
+def _write_error(arguments: Sequence[str], error: dict[str, str]) -> None:
+    """The JSON of a command that failed before it had a document of its own."""
+    before = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    place = None
+    for index, argument in enumerate(before):
+        if argument == "--json" and index + 1 < len(before):
+            place = before[index + 1]
+        elif argument.startswith("--json="):
+            place = argument.partition("=")[2]
+    if place is not None:
+        with contextlib.suppress(OSError, KlbenchError):
+            write_json(place, {"error": error})
+
+
+def write_json(place: str, document: object) -> None:
+    """Writes one JSON object to the file, or to stdout for "-"."""
+    import msgspec
+
+    content = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    if place == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        Path(place).write_bytes(content)
+    except OSError as error:
+        raise KlbenchError(f"cannot write {place}", why=error.strerror or str(error)) from error
+
+
+def silence_stdout() -> None:
+    """Keeps the interpreter from complaining about a closed pipe when it flushes at the end."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+__all__ = ["SIGNALS", "Interrupted", "known", "note", "show", "signals_interrupt", "usage", "write_json"]

@@ -1,0 +1,247 @@
+"""Options that several commands share, and the request that they make.
+
+sglang's own arguments follow `--`; they are split off before click looks, so that none of them can be taken
+for one of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from klbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from klbench.session.request import StartRequest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+HELPERS = ("match", "prefill_cache_hit", "decode_cache_hit")
+DEMO_MODELS = ("dense", "moe", "swa")
+_SGLANG_ARGUMENTS = "klbench.sglang_arguments"
+
+
+class TargetCommand(click.Command):
+    """A command that takes sglang's arguments after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_SGLANG_ARGUMENTS] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- SGLANG_ARGUMENT...]"]
+
+
+def sglang_arguments() -> tuple[str, ...]:
+    """What stood after `--` on this command line."""
+    found: tuple[str, ...] = click.get_current_context().meta.get(_SGLANG_ARGUMENTS, ())
+    return found
+
+
+def _apply(options: Sequence[Callable[[Function], Function]]) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+target_options = _apply(
+    [
+        click.option(
+            "--demo",
+            "demo",
+            is_flag=False,
+            flag_value="dense",
+            default=None,
+            metavar="[dense|moe|swa]",
+            help="The embedded server with a tiny model (dense when none is named).",
+        ),
+        click.option("--launch", "model_path", metavar="MODEL_PATH", help="Launch sglang with this model."),
+        click.option("--url", metavar="URL", help="Attach to a running server."),
+    ]
+)
+
+json_option = click.option(
+    "--json",
+    "json_place",
+    metavar="PATH|-",
+    help="Write the result as one JSON object; with - to stdout, and nothing else there.",
+)
+
+session_option = click.option(
+    "--session",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The session's folder (default: a new one under the state folder).",
+)
+
+common_options = _apply(
+    [
+        click.option(
+            "--helper",
+            "helpers",
+            multiple=True,
+            type=click.Choice(HELPERS),
+            help="Run only this helper (repeatable).",
+        ),
+        click.option("--samples", type=click.IntRange(1, 65536), default=32, show_default=True, metavar="N"),
+        click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Default: 512."),
+        click.option(
+            "--prompt-tokens",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Length around which seeded prompts are made. Default: 3000, demo: 300.",
+        ),
+        click.option(
+            "--prompts", metavar="FILE|longbench", help="JSON lines with text or input_ids, or LongBench."
+        ),
+        click.option("--seed", type=click.IntRange(0), default=1, show_default=True, metavar="S"),
+        click.option(
+            "--threshold",
+            type=click.FloatRange(0),
+            default=0.0,
+            metavar="KL_NATS",
+            help="Largest average KL that counts as clean. Default 0: bit-equal; sglang's gate is 1e-9.",
+        ),
+        click.option("--no-deterministic", is_flag=True, help="Launch without deterministic inference."),
+        click.option(
+            "--ready-to-capture", is_flag=True, help="Launch eager, so that capture needs no relaunch."
+        ),
+        click.option("--fault", metavar="NAME", help="Plant a fault (demo only); see demo --list-faults."),
+        click.option(
+            "--server-python", metavar="PATH", help="The Python that has sglang (default: the first found)."
+        ),
+        click.option("--api-key-env", metavar="NAME", help="Variable that holds the server's API key."),
+        click.option("--admin-api-key-env", metavar="NAME", help="Variable that holds its admin API key."),
+        click.option(
+            "--launch-timeout",
+            type=click.FloatRange(1),
+            default=3600.0,
+            metavar="SECONDS",
+            help="Limit for the server's start. Default: 60 minutes.",
+        ),
+        session_option,
+        click.option(
+            "--trace-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Where captures go (default: in the session).",
+        ),
+        click.option("--keep-trace", is_flag=True, help="Keep the files of a capture."),
+        click.option("--yes-flush", is_flag=True, help="Agree that an attached server's cache is flushed."),
+    ]
+)
+
+
+def build_request(
+    *,
+    demo: str | None,
+    model_path: str | None,
+    url: str | None,
+    ready_by_default: bool = False,
+    max_new_tokens_by_default: int = 512,
+    **options: Any,
+) -> StartRequest:
+    """The request that the options make. Raises UsageError that says which of them do not fit."""
+    from klbench.session.request import DEMO_PROMPT_TOKENS, PROMPT_TOKENS, Options, StartRequest
+
+    target = _target(demo, model_path, url)
+    _check(target.kind, options)
+    fallback = DEMO_PROMPT_TOKENS if target.kind == "demo" else PROMPT_TOKENS
+    prompts = options["prompts"]
+    return StartRequest(
+        target=target,
+        options=Options(
+            helpers=tuple(dict.fromkeys(options["helpers"])),
+            samples=options["samples"],
+            max_new_tokens=options["max_new_tokens"] or max_new_tokens_by_default,
+            prompt_tokens=options["prompt_tokens"] or fallback,
+            prompts=_absolute(prompts) if prompts not in (None, "longbench") else prompts,
+            seed=options["seed"],
+            threshold=options["threshold"],
+            deterministic=not options["no_deterministic"],
+            ready_to_capture=(options["ready_to_capture"] or ready_by_default) and target.kind != "url",
+            fault=options["fault"],
+            server_python=_python(options["server_python"]),
+            api_key_env=options["api_key_env"],
+            admin_api_key_env=options["admin_api_key_env"],
+            launch_timeout_s=options["launch_timeout"],
+            trace_dir=_absolute(options["trace_dir"]) if options["trace_dir"] else None,
+            keep_trace=options["keep_trace"],
+            yes_flush=options["yes_flush"],
+        ),
+    )
+
+
+def _target(demo: str | None, model_path: str | None, url: str | None) -> Any:
+    from klbench.session.request import Target
+
+    arguments = sglang_arguments()
+    given = [name for name, value in (("--demo", demo), ("--launch", model_path), ("--url", url)) if value]
+    if len(given) != 1:
+        raise UsageError(
+            "which server?" if not given else f"{' and '.join(given)} exclude each other",
+            why="a target is one of --demo [MODEL], --launch MODEL_PATH, --url URL",
+            next="klbench run --demo works on every machine",
+        )
+    if demo is not None:
+        if demo not in DEMO_MODELS:
+            raise UsageError(
+                f"there is no demo model {demo!r}",
+                why=f"there are: {', '.join(DEMO_MODELS)}",
+                next="sglang's own arguments go after --",
+            )
+        return Target(kind="demo", model=demo, arguments=arguments)
+    if model_path is not None:
+        local = Path(model_path).expanduser()
+        return Target(
+            kind="launch",
+            model_path=str(local.absolute()) if local.exists() else model_path,
+            arguments=arguments,
+        )
+    if arguments:
+        raise UsageError(
+            "arguments after -- are for a server that klbench launches",
+            why="an attached server runs already",
+            next="leave them out, or use --launch",
+        )
+    return Target(kind="url", url=url or "")
+
+
+def _check(kind: str, options: dict[str, Any]) -> None:
+    if (fault := options["fault"]) is not None:
+        from klbench.insitu.faults_catalogue import parse_fault
+
+        if kind != "demo":
+            raise UsageError(
+                "--fault is for the demo only",
+                why="a planted fault has no place in a server that somebody relies on",
+                next=f"klbench run --demo --fault {fault}",
+            )
+        try:
+            parse_fault(fault)
+        except ValueError as error:
+            raise UsageError(str(error), next="klbench demo --list-faults") from error
+    if kind == "url" and options["ready_to_capture"]:
+        raise UsageError(
+            "--ready-to-capture is for a server that klbench launches",
+            why="an attached server captures only if it was started for it",
+            next="klbench env prints what to put before its launch",
+        )
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _python(given: str | None) -> str | None:
+    # A bare name is looked up in PATH later; resolving links would leave a virtual environment.
+    return _absolute(given) if given is not None and "/" in given else given

@@ -1,0 +1,111 @@
+"""What a headless command says on stderr while it works: plain lines, few of them.
+
+session /home/a/.local/state/klbench/sessions/20261129-191730-demo-dense
+server importing · 0:03
+server ready · 0:21 · sglang 0.5.23 · cpu torch_native · deterministic
+match · generation arm · 32 requests
+match · generation arm · 61 % · 0:05 left
+match · clean · 4096 tokens · 0 differ · avg KL 0 · 0:08
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from klbench.cli.failures import note
+from klbench.core.text import elapsed, kl
+from klbench.session import events as ev
+from klbench.session.log import Entry
+
+REPEAT_S = 10.0
+"""Progress of the same piece of work is said this often at most: a log of an hour stays readable."""
+
+
+class Progress:
+    """Says entries of the event log as lines; give it to a runner as `on_entry`."""
+
+    def __init__(
+        self, say: Callable[[str], None] = note, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._said_at = clock()
+        self._phase = ""
+
+    def __call__(self, entry: Entry) -> None:
+        line = self._line(entry.event)
+        if line is not None:
+            self._said_at = self._clock()
+            self._say(line)
+
+    def _line(self, event: ev.Event) -> str | None:
+        match event:
+            case ev.ServerPhase():
+                return self._server_phase(event)
+            case ev.ServerReady():
+                return ready_line(event.server, event.launch_s)
+            case ev.ServerEnded(expected=False):
+                return f"server ended · {event.why}"
+            case ev.ArmStarted():
+                return f"{event.helper} · {event.arm} arm · {event.requests} requests"
+            case ev.ArmProgress():
+                left = f" · {elapsed(event.eta_s)} left" if event.eta_s is not None else ""
+                share = 100 * event.done // max(1, event.total)
+                return self._seldom(f"{event.helper} · {event.arm} arm · {share} %{left}")
+            case ev.HelperEnded():
+                return helper_line(event.helper, event.result) + f" · {elapsed(event.elapsed_s)}"
+            case ev.JobStarted(kind="locate" | "relaunch"):
+                return event.title
+            case ev.JobProgress():
+                phase = event.phase.replace("_", " ")
+                if phase != self._phase:
+                    self._phase = phase
+                    return phase
+                part = f" · {100 * event.done // event.total} %" if event.total else ""
+                return self._seldom(f"{phase}{part}")
+            case ev.Trouble():
+                parts = (event.what, event.why, event.next)
+                return f"{event.level}: " + " · ".join(part for part in parts if part)
+            case _:
+                return None
+
+    def _server_phase(self, event: ev.ServerPhase) -> str | None:
+        if event.phase == "ready":
+            return None
+        detail = f" · {event.detail}" if event.detail else ""
+        line = f"server {event.phase.replace('_', ' ')} · {elapsed(event.elapsed_s)}{detail}"
+        if event.phase == self._phase:
+            return self._seldom(line)
+        self._phase = event.phase
+        return line
+
+    def _seldom(self, line: str) -> str | None:
+        return line if self._clock() - self._said_at >= REPEAT_S else None
+
+
+def ready_line(server: Mapping[str, Any], launch_s: float) -> str:
+    """What the server is, in one line."""
+    parts = [
+        f"server ready · {elapsed(launch_s)}",
+        f"sglang {server.get('sglang_version')}",
+        f"{server.get('device')} {server.get('attention_backend')}",
+        "deterministic" if server.get("deterministic") else "NOT deterministic",
+        "radix cache on" if server.get("radix_cache") else "radix cache OFF",
+        f"page {server.get('page_size')}",
+    ]
+    return " · ".join(parts)
+
+
+def helper_line(name: str, result: Mapping[str, Any]) -> str:
+    """A helper's result in one line."""
+    parts = [f"{name} · {result.get('status')}"]
+    if result.get("reason"):
+        parts.append(str(result["reason"]))
+    if result.get("tokens") is not None:
+        parts.append(f"hits {result.get('hits')}/{result.get('requests')}")
+        parts.append(f"{result['tokens']} tokens")
+        parts.append(f"{result.get('divergent_tokens')} differ")
+        parts.append(f"avg KL {kl(result.get('avg_kl_div'))}")
+    return " · ".join(parts)
