@@ -46,12 +46,14 @@ class Keys:
     admin_api_key_env: str | None = None
     launched_with: str | None = None
     """The --api-key that we started the server with."""
+    launched_with_admin: str | None = None
+    """The --admin-api-key that we started the server with."""
 
     def bearer(self, admin: bool) -> str | None:
         """The key to send. Raises UsageError if a named variable is not set."""
         name = self.admin_api_key_env if admin and self.admin_api_key_env else self.api_key_env
         if name is None:
-            return self.launched_with
+            return (self.launched_with_admin if admin else None) or self.launched_with
         value = os.environ.get(name)
         if not value:
             raise UsageError(
@@ -64,7 +66,8 @@ class Keys:
         name = self.admin_api_key_env if admin and self.admin_api_key_env else self.api_key_env
         if name is not None:
             return f'-H "Authorization: Bearer ${name}"'
-        return '-H "Authorization: Bearer $API_KEY"' if self.launched_with else None
+        known = self.launched_with or self.launched_with_admin
+        return '-H "Authorization: Bearer $API_KEY"' if known else None
 
 
 @dataclass(frozen=True, slots=True)

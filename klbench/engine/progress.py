@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ _LONGEST_LINE_BYTES = 1 << 16
 _READ_BYTES = 4 << 20
 _LOOK_EVERY_S = 0.25
 _ASK_EVERY_S = 1.0
+_RATE_REPORTS = 4
 
 
 class ArmObserver(Protocol):
@@ -118,13 +120,16 @@ def from_load(client: ServerClient) -> TokensDone:
 
 async def watch_arm(arm: ArmName, total: int, tokens_done: TokensDone, observer: ArmObserver) -> None:
     """Reports progress until it is cancelled; a report only when something moved."""
-    started, last = time.monotonic(), -1
+    started = time.monotonic()
+    # Prefill is many times faster than decode, so only the recent rate says how long the rest takes.
+    recent: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_RATE_REPORTS)
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         done = min(await tokens_done(), total)
-        if done == last:
+        if done == recent[-1][1]:
             continue
-        last = done
         elapsed_s = time.monotonic() - started
-        eta_s = elapsed_s * (total - done) / done if done else None
+        then_s, then = recent[0]
+        eta_s = (elapsed_s - then_s) * (total - done) / (done - then) if done > then else None
+        recent.append((elapsed_s, done))
         observer.arm_progress(arm, done, total, elapsed_s, eta_s)

@@ -1,0 +1,431 @@
+"""One sglang server, launched by us or attached to: the engine's face to the session layer.
+
+    server = await Server.start(Demo("dense"), LaunchOptions(), folder=folder, observe=observer)
+    try:
+        columns = await server.run_helper("match", prompts, max_new_tokens=128)
+    finally:
+        await server.stop()
+
+A server that was started is ended by `stop`, by a failed or cancelled start, and by the end of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from klbench.core.columns import HelperColumns, HelperName
+from klbench.engine.arms import ArmOptions, Rids, run_arms
+from klbench.engine.client import Keys, ServerClient
+from klbench.engine.facts import (
+    ServerFacts,
+    compare_with_asked,
+    git_state,
+    read_facts,
+    read_model_config,
+)
+from klbench.engine.phases import Phases, kv_cache_dtype, last_lines
+from klbench.engine.presence import Presence, wait_for_presences
+from klbench.engine.process import Ended, ServerProcess
+from klbench.engine.progress import ArmObserver, LogTail, TokensDone, from_load, from_log
+from klbench.engine.target import Demo, Launch, LaunchOptions, Plan, plan_launch
+from klbench.errors import DeadlineError, KlbenchError, ServerError, UndecidedError
+
+LAUNCH_TIMEOUT_S = 3600.0
+_SILENT_S = 300.0
+_LOOK_EVERY_S = 0.2
+_ASK_EVERY_S = 1.0
+_SHOWN_LINE = 200
+
+
+class ServerObserver(Protocol):
+    """Hears how a server goes; called in the event loop, must not block."""
+
+    def starting(self, command: str, log: Path, ready_to_capture: bool, fault: str | None) -> None: ...
+
+    def phase(self, phase: str, elapsed_s: float, detail: str) -> None: ...
+
+    def call(self, line: str, outcome: str, elapsed_s: float) -> None: ...
+
+    def warning(self, what: str, why: str, next: str) -> None: ...
+
+
+class _Silent:
+    """Hears nothing."""
+
+    def starting(self, *_: object) -> None: ...
+
+    def phase(self, *_: object) -> None: ...
+
+    def call(self, *_: object) -> None: ...
+
+    def warning(self, *_: object) -> None: ...
+
+
+class LaunchError(ServerError):
+    """A server that did not become ready: how it ended and where its log is."""
+
+    def __init__(self, what: str, *, why: str, next: str, ended: Ended, log: Path) -> None:
+        super().__init__(what, why=why, next=next)
+        self.ended = ended
+        self.log = log
+
+
+class Server:
+    """A server that is ready. Make it with `start` or `attach`."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        client: ServerClient,
+        facts: ServerFacts,
+        info: dict[str, Any],
+        plan: Plan | None,
+        process: ServerProcess | None,
+        launch_s: float,
+        ready_to_capture: bool,
+        presences: Sequence[Presence] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.url = url
+        self.client = client
+        self.facts = facts
+        self.info = info
+        self.plan = plan
+        self.launch_s = launch_s
+        self.ready_to_capture = ready_to_capture
+        self.presences = tuple(presences)
+        self.notes = tuple(notes)
+        self.differs = compare_with_asked(plan.spec.arguments, info) if plan is not None else []
+        self._process = process
+
+    # Making one.
+
+    @classmethod
+    async def start(
+        cls,
+        target: Demo | Launch,
+        options: LaunchOptions | None = None,
+        *,
+        folder: Path,
+        observe: ServerObserver | None = None,
+        keys: Keys | None = None,
+        launch_timeout_s: float = LAUNCH_TIMEOUT_S,
+    ) -> Server:
+        """Starts a server and returns it ready, with its plugin proved present in every rank.
+
+        `folder` (made, mode 0700) gets the log and the control folder. Call it from the main thread. Raises
+        LaunchError with the server's own error, DeadlineError after `launch_timeout_s`. A demo whose
+        deterministic default turns the radix cache off is started again with triton.
+        """
+        options = options or LaunchOptions()
+        observe = observe or _Silent()
+        server = await cls._start_once(target, options, folder, observe, keys, launch_timeout_s, ())
+        users = server.plan.spec.arguments if server.plan is not None else ()
+        if (
+            isinstance(target, Demo)
+            and options.deterministic
+            and options.attention_backend is None
+            and server.facts.radix_cache is False
+            and "--attention-backend" not in users
+            and "--disable-radix-cache" not in users
+        ):
+            default = server.facts.attention_backend
+            note = (
+                f"sglang's deterministic default on this GPU is {default}, which turns the radix cache off; "
+                "started again with triton, which keeps it"
+            )
+            observe.warning(note, "without the radix cache two of the three helpers cannot run", "")
+            await server.stop()
+            again = replace(options, attention_backend="triton")
+            server = await cls._start_once(target, again, folder, observe, keys, launch_timeout_s, (note,))
+        return server
+
+    @classmethod
+    async def _start_once(
+        cls,
+        target: Demo | Launch,
+        options: LaunchOptions,
+        folder: Path,
+        observe: ServerObserver,
+        keys: Keys | None,
+        launch_timeout_s: float,
+        notes: tuple[str, ...],
+    ) -> Server:
+        place = _new_place(folder)
+        plan = await plan_launch(target, options, log=place / "server.log", control_dir=place / "control")
+        keys = replace(keys or Keys(), launched_with=plan.api_key, launched_with_admin=plan.admin_api_key)
+        client = ServerClient(plan.url, keys=keys, on_call=observe.call)
+        observe.starting(plan.spec.as_line(), plan.spec.log, options.ready_to_capture, options.fault)
+        process = ServerProcess.start(plan.spec)
+        try:
+            await _wait_ready(process, client, observe, launch_timeout_s)
+            launch_s = process.elapsed_s
+            info, model = await client.server_info(), await client.model_info()
+            facts = await _facts_of_ours(plan, process, info, model)
+            presences = await wait_for_presences(
+                plan.spec.control_dir, plan.spec.nonce, facts.model_processes
+            )
+            return cls(
+                url=plan.url,
+                client=client,
+                facts=facts,
+                info=info,
+                plan=plan,
+                process=process,
+                launch_s=launch_s,
+                ready_to_capture=options.ready_to_capture or facts.cuda_graphs is False,
+                presences=presences,
+                notes=(*plan.notes, *notes),
+            )
+        except BaseException:
+            await asyncio.shield(process.stop())
+            await client.close()
+            raise
+
+    @classmethod
+    async def attach(
+        cls, url: str, *, observe: ServerObserver | None = None, keys: Keys | None = None
+    ) -> Server:
+        """A server that somebody else runs; nothing is changed on it. Raises ServerError if there is none."""
+        observe = observe or _Silent()
+        client = ServerClient(url, keys=keys, on_call=observe.call)
+        try:
+            info, model = await client.server_info(), await client.model_info()
+            facts = read_facts(info, model, config=read_model_config(_model_path(info, model)))
+        except BaseException:
+            await client.close()
+            raise
+        return cls(
+            url=client.url,
+            client=client,
+            facts=facts,
+            info=info,
+            plan=None,
+            process=None,
+            launch_s=0.0,
+            ready_to_capture=False,
+        )
+
+    # What it is.
+
+    @property
+    def owned(self) -> bool:
+        """Whether we started it."""
+        return self._process is not None
+
+    @property
+    def log(self) -> Path | None:
+        return self.plan.spec.log if self.plan is not None else None
+
+    @property
+    def control_dir(self) -> Path | None:
+        """The private folder that our plugin reads and writes; None for an attached server."""
+        return self.plan.spec.control_dir if self.plan is not None else None
+
+    @property
+    def nonce(self) -> str | None:
+        return self.plan.spec.nonce if self.plan is not None else None
+
+    @property
+    def command(self) -> str | None:
+        return self.plan.spec.as_line() if self.plan is not None else None
+
+    @property
+    def process(self) -> ServerProcess | None:
+        return self._process
+
+    def why_not(self, helper: HelperName) -> str | None:
+        """Why the helper cannot run on this server, or None."""
+        if helper != "match" and self.facts.radix_cache is False:
+            return "the radix cache is off (disable_radix_cache): nothing can be restored from it"
+        return None
+
+    def check_comparable(self) -> None:
+        """Raises UndecidedError where the server's settings make prefill and decode incomparable."""
+        if self.facts.speculative is not None:
+            raise UndecidedError(
+                f"the server decodes speculatively ({self.facts.speculative})",
+                why="its output logprobs come from verifying drafts, not from decode",
+                next="start the server without speculative decoding",
+            )
+        if self.facts.disaggregation is not None:
+            raise UndecidedError(
+                f"the server is one half of a pair ({self.facts.disaggregation})",
+                why="prefill and decode run on different servers, and a flush reaches only one",
+                next="measure a server that does both",
+            )
+        harmless = ("temperature", "max_new_tokens", "ignore_eos", "n", "stream_interval")
+        preferred = self.facts.preferred_sampling_params or {}
+        spoiling = {name: value for name, value in preferred.items() if name not in harmless}
+        if spoiling:
+            raise UndecidedError(
+                f"the server adds its own sampling parameters: {spoiling}",
+                why="penalties and filters change the logprobs of generated tokens, not of scored ones",
+                next="start the server without --preferred-sampling-params",
+            )
+
+    # Work.
+
+    def arm_options(self, separator_ids: Sequence[int] | None = None) -> ArmOptions:
+        """How arms run here: on one data-parallel rank, progress from the log or the load counters."""
+        return ArmOptions(
+            separator_ids=None if separator_ids is None else tuple(separator_ids),
+            routed_dp_rank=0 if (self.facts.dp_size or 1) > 1 else None,
+            tokens_done=self._tokens_done,
+        )
+
+    def _tokens_done(self) -> TokensDone:
+        if self.log is not None:
+            return from_log(self.log, self.facts.decode_log_interval or 40)
+        return from_load(self.client)
+
+    async def run_helper(
+        self,
+        helper: HelperName,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        rids: Rids | None = None,
+        observe: ArmObserver | None = None,
+        separator_ids: Sequence[int] | None = None,
+    ) -> HelperColumns:
+        """Runs the helper's arms. An error of a server that died says how it died."""
+        self.check_comparable()
+        try:
+            return await run_arms(
+                self.client,
+                helper,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                rids=rids,
+                observe=observe,
+                options=self.arm_options(separator_ids),
+            )
+        except KlbenchError:
+            await self.raise_if_dead()
+            raise
+
+    async def raise_if_dead(self) -> None:
+        """Raises LaunchError if our server has ended; a crash takes it some seconds after its last answer."""
+        if self._process is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            if self._process.alive and await self.client.is_up():
+                return
+            ended = await asyncio.wait_for(self._process.wait_ended(), 15)
+            raise LaunchError(
+                "the server died",
+                why=ended.why,
+                next=f"its log: {self._process.spec.log}",
+                ended=ended,
+                log=self._process.spec.log,
+            )
+
+    async def wait_ended(self) -> Ended:
+        """Waits until our server has ended, by whatever cause. Never returns for an attached server."""
+        if self._process is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        return await self._process.wait_ended()
+
+    async def stop(self) -> Ended | None:
+        """Ends a server of ours, closes the client. None for an attached server, which goes on."""
+        await self.client.close()
+        return await self._process.stop() if self._process is not None else None
+
+    def kill_now(self) -> None:
+        """Ends a server of ours at once, without an event loop."""
+        if self._process is not None:
+            self._process.kill_now()
+
+
+def _new_place(folder: Path) -> Path:
+    """A folder of its own for this start, with an empty control folder."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    number = 1
+    while True:
+        place = folder / f"server-{number}"
+        try:
+            place.mkdir(mode=0o700)
+        except FileExistsError:
+            number += 1
+            continue
+        (place / "control").mkdir(mode=0o700)
+        return place
+
+
+async def _wait_ready(
+    process: ServerProcess, client: ServerClient, observe: ServerObserver, limit_s: float
+) -> None:
+    """Returns when the server is ready. Raises LaunchError when it ended, DeadlineError when time is up."""
+    phases, tail = Phases(), LogTail(process.spec.log)
+    heard_at = asked_at = time.monotonic()
+    warned = False
+    observe.phase(phases.phase, 0.0, "")
+    while True:
+        for line in tail.lines():
+            heard_at, warned = time.monotonic(), False
+            if (phase := phases.feed(line)) is not None:
+                observe.phase(phase, process.elapsed_s, line[:_SHOWN_LINE])
+        if phases.phase == "ready":
+            return
+        if not process.alive:
+            ended = process.ended()
+            observe.phase("failed", process.elapsed_s, ended.why)
+            raise LaunchError(
+                f"the server ended while {phases.phase.replace('_', ' ')}",
+                why=ended.why,
+                next=f"mend that, or read the whole log: {process.spec.log}",
+                ended=ended,
+                log=process.spec.log,
+            )
+        now = time.monotonic()
+        if process.elapsed_s > limit_s:
+            raise DeadlineError(
+                f"the server was not ready within {limit_s:.0f} s; it was {phases.phase.replace('_', ' ')}",
+                why=" / ".join(last_lines(process.log_tail(), 3)),
+                next="allow more with --launch-timeout",
+            )
+        if now - heard_at > _SILENT_S and not warned:
+            warned = True
+            observe.warning(
+                f"no sign of life from the server for {_SILENT_S / 60:.0f} minutes",
+                f"it is {phases.phase.replace('_', ' ')}; its last words: "
+                + " / ".join(last_lines(process.log_tail(), 1)),
+                "wait, or stop it; --launch-timeout limits the wait",
+            )
+        # A server that was told to log less says nothing when it is ready.
+        if now - asked_at > _ASK_EVERY_S:
+            asked_at = now
+            if await client.is_up():
+                phases.is_ready()
+                observe.phase("ready", process.elapsed_s, "the server answers")
+                return
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _model_path(info: dict[str, Any], model: dict[str, Any]) -> str | None:
+    path = model.get("model_path") or info.get("model_path")
+    return path if isinstance(path, str) else None
+
+
+async def _facts_of_ours(
+    plan: Plan, process: ServerProcess, info: dict[str, Any], model: dict[str, Any]
+) -> ServerFacts:
+    return read_facts(
+        info,
+        model,
+        config=read_model_config(_model_path(info, model)),
+        python=plan.python,
+        git=await git_state(plan.python.sglang_path),
+        gpus=plan.gpus,
+        kv_dtype=kv_cache_dtype(process.log_tail()),
+        environment=plan.spec.environment,
+    )
