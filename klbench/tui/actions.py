@@ -36,6 +36,8 @@ class Situation:
     """The request under the cursor."""
     request_diverged: bool = False
     located: bool = False
+    """The request under the cursor has a located origin."""
+    any_located: bool = False
     verdict: bool = False
     asks: bool = False
     """The runner waits for an agreement."""
@@ -56,13 +58,18 @@ class Action:
 
     @property
     def shown_key(self) -> str:
-        return _SHOWN.get(self.keys[0], self.keys[0].replace("ctrl+", "^"))
+        return shown(self.keys[0])
 
 
 _SHOWN = {
     "question_mark": "?", "at": "@", "escape": "esc", "up": "↑", "down": "↓", "left": "←", "right": "→",
     "pageup": "pgup", "pagedown": "pgdn",
 }  # fmt: skip
+
+
+def shown(key: str) -> str:
+    """A key as a user reads it: `?` for question_mark, `^d` for ctrl+d."""
+    return _SHOWN.get(key, key.replace("ctrl+", "^"))
 
 
 def _ready(situation: Situation) -> Answer:
@@ -122,11 +129,14 @@ WORK = ("main", "tokens", "origin", "verdict", "log", "commands")
 ALL = ("start", *WORK)
 SUBSCREENS = ("tokens", "origin", "verdict", "log", "commands")
 TABLE = ("table",)
+SCROLLING = ("table", "lines")
+"""Widgets with action methods of their own: rows with a cursor, lines without."""
 
 ACTIONS: tuple[Action, ...] = (
     Action("tokens", ("enter",), "tokens", "Open the tokens of the request under the cursor.",
            ("main",), _tokens, hint=1),
-    Action("back", ("escape",), "back", "Go one level back; nothing is lost.", SUBSCREENS, hint=1),
+    Action("back", ("escape",), "back", "Go one level back; nothing is lost.",
+           ("start", *SUBSCREENS), hint=1),
     Action("next_difference", ("n",), "next difference", "Go to the next token that differs.",
            ("tokens",), hint=2),
     Action("previous_difference", ("N",), "previous difference",
@@ -134,7 +144,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("locate", ("o",), "locate", "Capture the layers of this request and name the first operator that "
            "differs; opens the origin when it is known.", ("main", "tokens", "verdict"), _locate, hint=4),
     Action("origin", ("O",), "origin", "Show the origin that was located last.",
-           ("main", "tokens", "verdict"), lambda s: True if s.located else "nothing was located yet"),
+           ("main", "tokens", "verdict"), lambda s: True if s.any_located else "nothing was located yet"),
     Action("agree", ("y",), "agree", "Agree to what the runner asked before it goes on.",
            ("main",), _confirm),
     Action("verdict", ("v",), "verdict", "What the run says, with its evidence and the next steps.",
@@ -165,14 +175,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("help", ("question_mark", "f1"), "help", "All keys of this screen; type to search.", ALL,
            hint=10),
     Action("quit", ("q",), "quit", "Leave; asks whether the server stops or goes on.", ALL, hint=13),
-    Action("up", ("up", "k"), "up", "One row up.", TABLE),
-    Action("down", ("down", "j"), "down", "One row down.", TABLE),
-    Action("page_up", ("pageup", "ctrl+u"), "page up", "One page up.", TABLE),
-    Action("page_down", ("pagedown", "ctrl+d"), "page down", "One page down.", TABLE),
-    Action("first", ("home", "g"), "first row", "To the first row.", TABLE),
-    Action("last", ("end", "G"), "last row", "To the last row.", TABLE),
-    Action("scroll_left", ("left",), "left", "Show columns further left.", TABLE),
-    Action("scroll_right", ("right",), "right", "Show columns further right.", TABLE),
+    Action("up", ("up", "k"), "up", "One line up.", SCROLLING),
+    Action("down", ("down", "j"), "down", "One line down.", SCROLLING),
+    Action("page_up", ("pageup", "ctrl+u"), "page up", "One page up.", SCROLLING),
+    Action("page_down", ("pagedown", "ctrl+d"), "page down", "One page down.", SCROLLING),
+    Action("first", ("home", "g"), "first", "To the first line.", SCROLLING),
+    Action("last", ("end", "G"), "last", "To the last line; a log follows its end again.", SCROLLING),
+    Action("scroll_left", ("left",), "left", "Show columns further left.", SCROLLING),
+    Action("scroll_right", ("right",), "right", "Show columns further right.", SCROLLING),
     Action("choose", ("enter",), "open", "Open the row under the cursor.", TABLE),
     Action("sort_next", ("s",), "sort", "Sort by the next column.", TABLE),
     Action("sort_reverse", ("S",), "reverse", "Turn the sort order around.", TABLE),
@@ -193,7 +203,7 @@ def hints(screen: str) -> list[Action]:
 
 def bindings(screen: str) -> list[BindingType]:
     """Textual's bindings for a screen, or for a widget (`table`) that has action methods of its own."""
-    own = screen in TABLE
+    own = screen in SCROLLING
     return [
         Binding(
             ",".join(action.keys),

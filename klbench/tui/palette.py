@@ -1,0 +1,44 @@
+"""The command palette: the registry's actions of the screen, with their keys and why one cannot be done."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+
+from klbench.tui import actions
+from klbench.tui.screens.base import WorkScreen
+
+
+class ActionProvider(Provider):
+    """Offers what the screen under the palette can do."""
+
+    async def discover(self) -> Hits:
+        if isinstance(self.screen, WorkScreen):
+            for action in actions.of_screen(self.screen.place):
+                yield DiscoveryHit(
+                    action.label,
+                    partial(self.screen.perform, action.id),
+                    text=action.label,
+                    help=self._explain(action),
+                )
+
+    async def search(self, query: str) -> Hits:
+        if not isinstance(self.screen, WorkScreen):
+            return
+        matcher = self.matcher(query)
+        for action in actions.of_screen(self.screen.place):
+            if (score := matcher.match(f"{action.label} {action.help}")) > 0:
+                yield Hit(
+                    score,
+                    Content(action.label),
+                    partial(self.screen.perform, action.id),
+                    text=action.label,
+                    help=self._explain(action),
+                )
+
+    def _explain(self, action: actions.Action) -> str:
+        assert isinstance(self.screen, WorkScreen)
+        answer = action.enabled(self.screen.model.situation())
+        return f"{action.shown_key}  " + (action.help if answer is True else f"not now: {answer}")

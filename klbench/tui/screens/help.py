@@ -1,0 +1,99 @@
+"""Help: every key of the screen it was called from, with what it does and why it cannot be done now."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from klbench.core.text import fit
+from klbench.tui import actions
+from klbench.tui.actions import Situation
+from klbench.tui.widgets.text import Lines
+
+_ABOUT = {
+    "start": "Start: try the demo, launch a model, attach to a server, or come back to a session.",
+    "main": "Main: the server, the three helpers, the requests; divergent ones come first. Δ is the decode "
+    "logprob minus the prefill logprob of the same token, in nats; kl is the mean of k3 over a request's "
+    "tokens; first is the offset of the first difference among the generated tokens.",
+    "tokens": "Tokens: one line a generated token, with both logprobs. The strip above shows where they "
+    "differ: its bars are the largest difference of the tokens they stand for, a dot is equal bit for bit.",
+    "origin": "Origin: the operator whose inputs are identical in both arms and whose output is not, layers "
+    "against rows, the operators around it, and the evidence with its grade.",
+    "verdict": "Verdict: what the measurement says, for and against, and the next steps.",
+    "log": "Log: what the server prints. It follows the end until you move up.",
+    "commands": "Commands: every HTTP call and process of this session, to copy and repeat.",
+}
+
+
+class HelpScreen(ModalScreen[None]):
+    """Searchable list of the keys of `place`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f1", "close", show=False),
+        Binding("down", "scroll(3)", show=False, priority=True),
+        Binding("up", "scroll(-3)", show=False, priority=True),
+        Binding("pagedown", "scroll(12)", show=False, priority=True),
+        Binding("pageup", "scroll(-12)", show=False, priority=True),
+    ]
+    AUTO_FOCUS = "Input"
+    DEFAULT_CSS = """
+    HelpScreen { align: center middle; background: $background; }
+    HelpScreen > Vertical {
+        width: 96%; max-width: 110; height: 96%; border: round $border; background: $surface; padding: 0 1;
+    }
+    HelpScreen Input { border: none; height: 1; padding: 0; background: $panel; }
+    HelpScreen VerticalScroll { height: 1fr; margin-top: 1; scrollbar-size-vertical: 1; }
+    """
+
+    def __init__(self, place: str, situation: Situation) -> None:
+        super().__init__()
+        self._place, self._situation = place, situation
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = f"help · {self._place}"
+            box.border_subtitle = "esc closes"
+            yield Input(placeholder="type to search the keys", select_on_focus=False)
+            with VerticalScroll(can_focus=False):
+                yield Lines(id="keys")
+
+    def on_mount(self) -> None:
+        self._draw("")
+
+    def on_input_changed(self, message: Input.Changed) -> None:
+        self._draw(message.value)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw, self.query_one(Input).value)
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+    def action_scroll(self, lines: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+
+    def _draw(self, search: str) -> None:
+        self.query_one("#keys", Lines).show("\n".join(help_lines(self._place, self._situation, search)))
+
+
+def help_lines(place: str, situation: Situation, search: str = "") -> list[str]:
+    """Every action of the screen and of the lists on it that `search` finds, grouped."""
+    found: list[str] = [] if search else [_ABOUT.get(place, ""), ""]
+    widgets = [("IN TABLES", "table"), ("IN THE LOG", "lines")]
+    groups = [("KEYS OF THIS SCREEN", place), *(widgets[1:] if place == "log" else widgets[:1])]
+    for heading, where in groups:
+        lines = []
+        for action in actions.of_screen(where):
+            keys = " ".join(actions.shown(key) for key in action.keys)
+            answer = action.enabled(situation)
+            text = action.help + ("" if answer is True else f" Not now: {answer}.")
+            if search.lower() in f"{keys} {action.label} {text}".lower():
+                lines.append(f"  {fit(keys, 11)} {fit(action.label, 20)} {text}")
+        if lines:
+            found += [heading, *lines, ""]
+    return found or [f"no key of this screen has to do with {search!r}"]

@@ -1,0 +1,270 @@
+"""The start screen: the demo, a model to launch, a server to attach to, sessions to come back to.
+
+Each form shows, as it is filled, the command that does the same without the workbench, and says what will be
+done to whose server before anything is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from textual.containers import Horizontal, Vertical
+from textual.widget import Widget
+from textual.widgets import Input
+
+import klbench
+from klbench.errors import KlbenchError, UsageError
+from klbench.insitu.faults_catalogue import CATALOGUE
+from klbench.session.link import SessionSummary
+from klbench.session.request import DEMO_PROMPT_TOKENS, Options, StartRequest, Target
+from klbench.tui.actions import bindings
+from klbench.tui.messages import Failed, OpenSession, StartWork
+from klbench.tui.model import Model
+from klbench.tui.screens.base import WorkScreen
+from klbench.tui.tables import session_rows
+from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
+
+MODELS: tuple[tuple[str, str], ...] = (
+    ("dense", "Qwen3: attention over everything before"),
+    ("moe", "Qwen3-MoE: a router chooses experts"),
+    ("swa", "Gemma3: layers with a window of 64 tokens"),
+)
+FAULTS: tuple[tuple[str, tuple[str, str]], ...] = (
+    ("", ("No fault: the real sglang on this machine, all three helpers", "should read exactly 0.")),
+    *((name, fault.explanation) for name, fault in CATALOGUE.items()),
+)
+PANES = ("demo", "launch", "attach", "sessions")
+
+# Per helper: 2 flushes (before generating, before scoring); match has 2 arms, the others 3.
+_FLUSHES, _PASSES = 6, 8
+
+
+class StartScreen(WorkScreen):
+    """Four panes; a narrow window shows one of them at a time."""
+
+    place = "start"
+    BINDINGS = bindings("start")
+    AUTO_FOCUS = "#models"
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.summaries: list[SessionSummary] = []
+        self.machine = "Looking at what this machine can do."
+        self._active = "demo"
+
+    def content(self) -> Iterable[Widget]:
+        yield Lines(
+            f" klbench {klbench.__version__} · where do prefill and decode disagree, and why?", id="title"
+        )
+        yield Lines(id="machine")
+        yield Lines(id="tabs")
+        with Horizontal(classes="row"):
+            yield Pane(
+                Horizontal(VirtualTable(id="models"), VirtualTable(id="faults"), id="choices"),
+                Lines(id="demo-text"),
+                title="1 demo",
+                id="demo",
+                classes="active",
+            )
+            yield Pane(
+                *_field("model path or hub name", "model-path", "for example /models/Qwen3-8B"),
+                *_field("sglang arguments, they win over ours", "arguments", "for example --tp 2"),
+                *_field("server's Python, empty to find one", "server-python", ""),
+                Lines(id="launch-text"),
+                title="2 launch",
+                id="launch",
+            )
+        with Horizontal(classes="row"):
+            yield Pane(
+                *_field("URL of a running server", "url", "http://127.0.0.1:30000"),
+                Lines(id="attach-text"),
+                title="3 attach",
+                id="attach",
+            )
+            yield Pane(
+                VirtualTable(id="known", empty="No sessions yet: whatever you start is kept here."),
+                title="4 sessions",
+                id="sessions",
+            )
+
+    def on_mount(self) -> None:
+        models = Rows(
+            (
+                Column("model", "model", 6, lambda row: MODELS[row][0]),
+                Column("what", "what it is", 24, lambda row: MODELS[row][1], stretch=30),
+            ),
+            len(MODELS),
+        )
+        fault = Column("fault", "planted fault", 16, lambda row: FAULTS[row][0] or "none")
+        faults = Rows((fault,), len(FAULTS))
+        self.query_one("#models", VirtualTable).show_rows(models)
+        self.query_one("#faults", VirtualTable).show_rows(faults)
+        super().on_mount()
+
+    def draw(self) -> None:
+        self.query_one("#machine", Lines).show(f" {self.machine}")
+        for name in PANES:
+            self.query_one(f"#{name}").set_class(name == self._active, "active")
+        for row in self.query(".row"):
+            row.set_class(any(pane.id == self._active for pane in row.query(Pane)), "has-active")
+        tabs = "   ".join(
+            f"[{number} {name}]" if name == self._active else f" {number} {name} "
+            for number, name in enumerate(PANES, 1)
+        )
+        self.query_one("#tabs", Lines).show(f" {tabs}")
+        self._draw_demo()
+        self._draw_launch()
+        self._draw_attach()
+
+    def show_sessions(self, summaries: list[SessionSummary]) -> None:
+        self.summaries = summaries
+        ages = [_age(self.model.now - summary.created_at) for summary in summaries]
+        table = self.query_one("#known", VirtualTable)
+        table.show_rows(session_rows(summaries, ages) if summaries else NO_ROWS)
+        running = sum(summary.status == "running" for summary in summaries)
+        words = f"{len(summaries)} kept" + (f", {running} running" if running else "")
+        entitle(self.query_one("#sessions", Pane), subtitle=words)
+
+    # What each form would start
+
+    def demo(self) -> StartRequest:
+        model = MODELS[self.query_one("#models", VirtualTable).row or 0][0]
+        fault = FAULTS[self.query_one("#faults", VirtualTable).row or 0][0]
+        return StartRequest(
+            target=Target(kind="demo", model=model),
+            options=Options(
+                prompt_tokens=DEMO_PROMPT_TOKENS,
+                max_new_tokens=128,
+                fault=fault or None,
+                ready_to_capture=True,
+            ),
+        )
+
+    def launch(self) -> StartRequest:
+        """Raises UsageError where the form cannot be understood."""
+        path = self._value("model-path")
+        if not path:
+            raise UsageError("name a model to launch", next="a folder, or a name on the hub")
+        try:
+            arguments = tuple(shlex.split(self._value("arguments")))
+        except ValueError as error:
+            raise UsageError("the sglang arguments cannot be split", why=str(error)) from error
+        return StartRequest(
+            target=Target(kind="launch", model_path=path, arguments=arguments),
+            options=Options(ready_to_capture=True, server_python=self._value("server-python") or None),
+        )
+
+    def attach(self) -> StartRequest:
+        """Raises UsageError where there is no URL."""
+        url = self._value("url")
+        if not url.startswith(("http://", "https://")):
+            raise UsageError("name the server's URL", next="for example http://127.0.0.1:30000")
+        return StartRequest(target=Target(kind="url", url=url), options=Options())
+
+    def on_virtual_table_highlighted(self, message: VirtualTable.Highlighted) -> None:
+        if message.table.id in ("models", "faults"):
+            self._draw_demo()
+
+    def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
+        if message.table.id == "known":
+            self.post_message(OpenSession(self.summaries[message.row].folder.path))
+        else:
+            self.post_message(StartWork(self.demo()))
+
+    def on_input_changed(self, _message: Input.Changed) -> None:
+        self._draw_launch()
+        self._draw_attach()
+
+    def on_input_submitted(self, message: Input.Submitted) -> None:
+        try:
+            start = self.attach() if message.input.id == "url" else self.launch()
+        except KlbenchError as error:
+            self.post_message(Failed(error))
+            return
+        self.post_message(StartWork(start))
+
+    def on_descendant_focus(self) -> None:
+        focused = self.focused
+        pane = next((n for n in focused.ancestors if isinstance(n, Pane)), None) if focused else None
+        if pane is not None and pane.id and pane.id != self._active:
+            self._active = pane.id
+            self.draw()
+
+    def do_pane_1(self) -> None:
+        self._open("demo")
+
+    def do_pane_2(self) -> None:
+        self._open("launch")
+
+    def do_pane_3(self) -> None:
+        self._open("attach")
+
+    def do_pane_4(self) -> None:
+        self._open("sessions")
+
+    def do_back(self) -> None:
+        """Out of a text field, so that letters are keys again."""
+        self._open("demo")
+
+    def _open(self, name: str) -> None:
+        self._active = name
+        self.draw()
+        self.call_after_refresh(self.focus_in, f"#{name}")
+
+    def _value(self, name: str) -> str:
+        return self.query_one(f"#{name}", Input).value.strip()
+
+    def _draw_demo(self) -> None:
+        table = self.query_one("#faults", VirtualTable)
+        if table.row is None or self.query_one("#models", VirtualTable).row is None:
+            return
+        name, explanation = FAULTS[table.row]
+        first = f"{name}: {explanation[0]}" if name else explanation[0]
+        start = self.demo()
+        lines = ["", f" {first}", f" {explanation[1]}", "", f" $ {start.command_line()}", "",
+                 " enter starts it; tab goes between model and fault."]  # fmt: skip
+        self.query_one("#demo-text", Lines).show("\n".join(lines))
+
+    def _draw_launch(self) -> None:
+        try:
+            start = self.launch()
+        except KlbenchError as error:
+            self.query_one("#launch-text", Lines).show(f"\n {error.what}: {error.next or error.why}")
+            return
+        lines = ["", f" $ {start.command_line()}", "",
+                 " Deterministic, eager and with klbench's plugin, so that layers can be captured",
+                 " without a second launch. enter launches it."]  # fmt: skip
+        self.query_one("#launch-text", Lines).show("\n".join(lines))
+
+    def _draw_attach(self) -> None:
+        options = Options()
+        tokens = _PASSES * options.samples * options.max_new_tokens
+        lines = [
+            "",
+            f" On that server: {_FLUSHES} flushes of its cache, {_PASSES} passes over {options.samples} "
+            "prompts",
+            f" of about {options.prompt_tokens} tokens with {options.max_new_tokens} new ones each, "
+            f"{tokens:,} at most.",
+            " Its running and queued requests are shown, and you are asked, before the first flush.",
+        ]
+        try:
+            lines += ["", f" $ {self.attach().command_line()}", "", " enter attaches."]
+        except KlbenchError as error:
+            lines += ["", f" {error.what}, {error.next}"]
+        self.query_one("#attach-text", Lines).show("\n".join(lines))
+
+
+def _field(label: str, name: str, example: str) -> tuple[Widget, ...]:
+    return (
+        Vertical(Lines(f" {label}", classes="label"), Input(id=name, placeholder=example), classes="field"),
+    )
+
+
+def _age(seconds: float) -> str:
+    """`3 min ago`."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"

@@ -1,0 +1,93 @@
+"""The tokens of one request: where in the generation they differ and what that shape says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from textual.widget import Widget
+
+from klbench.core.text import kl
+from klbench.tui.actions import bindings
+from klbench.tui.measurement import Measurement
+from klbench.tui.screens.base import WorkScreen
+from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.token_view import TokenView
+from klbench.tui.widgets.virtual_table import VirtualTable
+
+
+class TokensScreen(WorkScreen):
+    """Shows the model's chosen request."""
+
+    place = "tokens"
+    BINDINGS = bindings("tokens")
+    AUTO_FOCUS = "TokenView VirtualTable"
+
+    def content(self) -> Iterable[Widget]:
+        yield Lines(id="title")
+        yield Pane(TokenView(id="token-view"), title="tokens", id="tokens")
+        yield Lines(id="sentences")
+
+    def draw(self) -> None:
+        measured, request = self.model.measurement, self.model.request
+        view = self.query_one(TokenView)
+        view.show(measured, request)
+        entitle(self.query_one("#tokens", Pane), "difference by token position", view.place)
+        if measured is None or request is None:
+            self.query_one("#title", Lines).show(" klbench · tokens")
+            return
+        c = measured.columns
+        words = [
+            "klbench",
+            f"request {request}",
+            c.helper,
+            f"prompt {c.prompt_len[request]}",
+            f"cached {c.cached_generation[request]}",
+            f"{measured.differing[request]} of {measured.compared[request]} differ",
+            f"kl {kl(float(measured.kl_nats[request]))}" if measured.compared[request] else "dropped",
+        ]
+        self.query_one("#title", Lines).show(" " + " · ".join(words))
+        said = describe_shape(measured, request)
+        self.query_one("#sentences", Lines).show("\n".join([f" ▸ {said[0]}", *(f"   {s}" for s in said[1:])]))
+
+    def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
+        entitle(self.query_one("#tokens", Pane), subtitle=self.query_one(TokenView).place)
+
+    def do_next_difference(self) -> None:
+        self._step(1)
+
+    def do_previous_difference(self) -> None:
+        self._step(-1)
+
+    def _step(self, step: int) -> None:
+        if (said := self.query_one(TokenView).next_difference(step)) is not None:
+            self.app.notify(said, markup=False, timeout=3)
+
+
+def describe_shape(measured: Measurement, request: int) -> list[str]:
+    """What the place of the differences in the generation says, in one or two sentences."""
+    differs = measured.differs[measured.columns.tokens_of(request)]
+    where = np.flatnonzero(differs)
+    if not len(differs):
+        return ["Nothing of this request was compared: the helper left it out."]
+    if not len(where):
+        return ["Every token has the same logprob in both arms, bit for bit."]
+    prompt = int(measured.columns.prompt_len[request])
+    first, last = int(where[0]), int(where[-1])
+    if first > 0:
+        position = prompt + first
+        return [
+            f"Equal up to offset {first}: the first difference is token {position}, scored by row "
+            f"{position - 1} (K/V length {position}).",
+            "It was born while decoding, or at an edge that this position crosses.",
+        ]
+    if len(where) == len(differs):
+        return [
+            "Contiguous from the first generated token: the state was already wrong when generation began.",
+            "Nothing that happens during decode is needed to explain it.",
+        ]
+    return [
+        f"It begins with the first generated token and shows in {len(where)} of {len(differs)}, the last "
+        f"at offset {last}.",
+        "The state was already different when generation began; some tokens round to the same bits.",
+    ]

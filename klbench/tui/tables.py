@@ -1,0 +1,176 @@
+"""The tables of the workbench: which columns a thing has, as text and as the raw values that sort it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from klbench.core.text import LOGPROB_WIDTH, delta, kl, logprob, size, visible, visible_token
+from klbench.session.link import SessionSummary
+from klbench.session.state import CallLine, HelperState
+from klbench.tui.measurement import Measurement
+from klbench.tui.widgets.virtual_table import Column, Rows
+from klbench.tui.wording import TONES, helper_line
+
+_DASH = "–"
+
+
+def helper_rows(helpers: Sequence[HelperState], now: float) -> Rows:
+    """One line a helper; the line is composed, for a running helper has other columns than an ended one."""
+    lines = [helper_line(helper, now) for helper in helpers]
+    column = Column("helper", "helper", 72, lambda row: lines[row], stretch=120)
+    return Rows((column,), len(helpers), tone=lambda row: TONES.get(helpers[row].status, ""))
+
+
+def request_rows(measured: Measurement, modulus: int = 0) -> Rows:
+    """The requests of a helper; with a `modulus`, the residue of the cached tokens too."""
+    c = measured.columns
+    compared, differing, first = measured.compared, measured.differing, measured.first_offset
+    position = np.where(first >= 0, c.prompt_len + first, -1)
+    fraction = differing / np.maximum(compared, 1)
+
+    def share(row: int) -> str:
+        return "dropped" if c.dropped[row] else f"{differing[row]}/{compared[row]}"
+
+    def or_dash(value: int) -> str:
+        return str(value) if value >= 0 else _DASH
+
+    def number(value: float, row: int) -> str:
+        return _DASH if not compared[row] else kl(value)
+
+    columns = [
+        Column("request", "#", 4, str, np.arange(c.requests), right=True),
+        Column("prompt", "prompt", 8, lambda r: str(c.prompt_len[r]), c.prompt_len, right=True),
+        Column("cached", "cached", 8, lambda r: str(c.cached_generation[r]), c.cached_generation, right=True),
+        Column("kl", "kl", 7, lambda r: number(measured.kl_nats[r], r), measured.kl_nats, descends=True),
+        Column("max", "max |Δ|", 9, lambda r: number(measured.max_abs_nats[r], r), measured.max_abs_nats,
+               descends=True),
+        Column("differ", "differ", 10, share, fraction, right=True, descends=True),
+        Column("first", "first", 7, lambda r: or_dash(int(first[r])), _last_if_negative(first), right=True),
+        Column("position", "pos", 6, lambda r: or_dash(int(position[r])), _last_if_negative(position),
+               right=True),
+        Column("output", "output", 8, lambda r: str(c.output_len[r]), c.output_len, right=True, optional=2),
+        Column("scoring", "cached (scoring)", 16, lambda r: str(c.cached_scoring[r]), c.cached_scoring,
+               right=True, optional=3),
+    ]  # fmt: skip
+    if modulus > 1:
+        residue = c.cached_generation % modulus
+        title = f"mod {modulus}"
+        columns.insert(
+            3, Column("residue", title, len(title) + 2, lambda r: str(residue[r]), residue, right=True)
+        )
+
+    def tone(row: int) -> str:
+        return "strong" if differing[row] else "dim" if c.dropped[row] else ""
+
+    return Rows(tuple(columns), c.requests, tone=tone)
+
+
+def token_rows(measured: Measurement, request: int) -> Rows:
+    """The generated tokens of a request, by offset."""
+    c, where = measured.columns, measured.columns.tokens_of(request)
+    ids, decode, prefill = c.token_id[where], c.decode_nats[where], c.prefill_nats[where]
+    deltas, differs = measured.delta_nats[where], measured.differs[where]
+    first = int(measured.first_offset[request])
+    magnitudes = np.where(np.isnan(deltas), -1.0, np.abs(deltas))
+    largest = int(np.argmax(magnitudes)) if len(ids) and first >= 0 else -1
+    offsets, start = np.arange(len(ids), dtype=np.int64), int(c.prompt_len[request])
+
+    def token(row: int) -> str:
+        text = measured.text_of(int(ids[row]))
+        return f"#{ids[row]}" if text is None else visible_token(text)
+
+    def note(row: int) -> str:
+        if np.isnan(deltas[row]) or np.isinf(deltas[row]):
+            return "not finite"
+        return "first" if row == first else "max" if row == largest else "differs" if differs[row] else ""
+
+    columns = (
+        Column("position", "pos", 6, lambda r: str(start + r), offsets + start, right=True),
+        Column("offset", "offset", 6, str, offsets, right=True, optional=1),
+        Column("token", "token", 12, token, stretch=28),
+        Column("decode", "decode", LOGPROB_WIDTH, lambda r: logprob(float(decode[r])), decode, right=True),
+        Column("prefill", "prefill", LOGPROB_WIDTH, lambda r: logprob(float(prefill[r])), prefill,
+               right=True),
+        Column("delta", "Δ", 10, lambda r: _delta(float(deltas[r]), bool(differs[r])), np.abs(deltas),
+               right=True, descends=True),
+        Column("note", "note", 7, note),
+        Column("k3", "k3", 8, lambda r: kl(float(measured.k3_nats[where][r])), measured.k3_nats[where],
+               optional=2, descends=True),
+        Column("id", "id", 8, lambda r: str(ids[r]), ids, right=True, optional=3),
+    )  # fmt: skip
+    return Rows(columns, len(ids), tone=lambda row: "strong" if differs[row] else "")
+
+
+def operator_rows(around: Sequence[Mapping[str, Any]]) -> Rows:
+    """The operators around an origin, in the order in which they ran."""
+
+    def text(row: int, key: str) -> str:
+        value = around[row].get(key)
+        return "" if value is None else visible(str(value))
+
+    def ulp(row: int) -> str:
+        value = around[row].get("ulp")
+        return _DASH if value is None else visible(str(value))
+
+    def mark(row: int) -> str:
+        return "◉" if around[row].get("origin") else ""
+
+    width = max((len(text(row, "module")) for row in range(len(around))), default=10)
+    columns = (
+        Column("origin", "", 1, mark),
+        Column("module", "operator", min(max(width, 20), 36), lambda r: text(r, "module"), stretch=30),
+        Column("inputs", "inputs", 9, lambda r: text(r, "inputs")),
+        Column("state", "state", 10, lambda r: text(r, "state")),
+        Column("output", "output", 9, lambda r: text(r, "output")),
+        Column("ulp", "ulp", 6, ulp, right=True),
+    )
+
+    def tone(row: int) -> str:
+        if around[row].get("origin"):
+            return "warn"
+        return "strong" if str(around[row].get("output")) == "differs" else ""
+
+    return Rows(columns, len(around), tone=tone)
+
+
+def session_rows(summaries: Sequence[SessionSummary], age: Sequence[str]) -> Rows:
+    """Known sessions, the newest first; `age` is how long ago each was made, in words."""
+    created = np.asarray([summary.created_at for summary in summaries])
+    sizes = np.asarray([summary.size_bytes for summary in summaries])
+
+    def found(row: int) -> str:
+        return summaries[row].found or summaries[row].doing or "nothing measured"
+
+    columns = (
+        Column("age", "made", 9, lambda r: age[r], -created),
+        Column("label", "what", 14, lambda r: summaries[r].label, stretch=16),
+        Column("status", "state", 8, lambda r: summaries[r].status),
+        Column("size", "size", 8, lambda r: size(int(sizes[r])), sizes, right=True, optional=1),
+        Column("found", "found", 26, found, stretch=80),
+    )
+    return Rows(columns, len(summaries), tone=lambda r: "" if summaries[r].status == "ended" else "strong")
+
+
+def call_rows(calls: Sequence[CallLine], times: Sequence[str]) -> Rows:
+    """What the runner called, each a line that can be copied and repeated."""
+    columns = (
+        Column("at", "at", 8, lambda r: times[r], np.arange(len(calls))),
+        Column("took", "took", 7, lambda r: f"{calls[r].elapsed_s:.2f} s",
+               np.asarray([call.elapsed_s for call in calls]), right=True, descends=True),
+        Column("outcome", "outcome", 10, lambda r: calls[r].outcome),
+        Column("line", "line", 400, lambda r: calls[r].line),
+    )  # fmt: skip
+    return Rows(columns, len(calls))
+
+
+def _delta(nats: float, differs: bool) -> str:
+    """The difference; bits that differ without a numeric difference (signed zeros) are no plain 0."""
+    return "±0" if nats == 0 and differs else delta(nats)
+
+
+def _last_if_negative(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Values that sort -1 (none) behind everything."""
+    return np.where(values < 0, np.nan, values.astype(np.float64))

@@ -1,0 +1,158 @@
+"""Lines of a log, drawn by the Line API: only what is on the screen costs anything.
+
+The view follows the end until the user moves up; then it stays where it is, whatever arrives. Lines come
+cleaned (server_log.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from klbench.core.text import cell_width, fit
+from klbench.tui.actions import bindings
+from klbench.tui.server_log import speaks_of_trouble
+
+
+class LogView(ScrollView, can_focus=True):
+    """The view. `show` takes the whole bounded list: it grows at its end, shrinks at its head."""
+
+    BINDINGS = bindings("lines")
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"log-view--trouble", "log-view--here", "log-view--empty"}
+    DEFAULT_CSS = """
+    LogView { background: $surface; color: $foreground; scrollbar-size: 1 1; }
+    LogView > .log-view--trouble { color: $error; text-style: bold; }
+    LogView > .log-view--here { text-style: reverse; }
+    LogView > .log-view--empty { color: $text-muted; }
+    """
+
+    class Moved(Message):
+        """The view shows other lines, or follows the end or no longer does."""
+
+    def __init__(self, *, empty: str = "", id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.empty = empty
+        self.following = True
+        self.here: int | None = None
+        """The line that `next_error` found."""
+        self._lines: Sequence[str] = ()
+        self._revision = -1
+        self._dropped = 0
+        self._widest = 0
+        self._measured = 0
+
+    def show(self, lines: Sequence[str], revision: int, dropped: int) -> None:
+        """Draw the lines of this revision; `dropped` counts those let go at the beginning so far."""
+        if revision == self._revision:
+            return
+        gone = dropped - self._dropped
+        self._lines, self._revision, self._dropped = lines, revision, dropped
+        new = lines[max(self._measured - gone, 0) :]
+        self._widest = max(self._widest, max(map(cell_width, new), default=0))
+        self._measured = len(lines)
+        if self.here is not None:
+            self.here = self.here - gone if self.here >= gone else None
+        self.virtual_size = Size(self._widest + 2, len(lines))
+        if self.following:
+            self._to_end()
+        elif gone:
+            self.scroll_to(y=max(int(self.scroll_offset.y) - gone, 0), animate=False)
+        self.refresh()
+
+    @property
+    def count(self) -> int:
+        return len(self._lines)
+
+    @property
+    def last_shown(self) -> int:
+        """Number of the last line on the screen, from 1."""
+        return min(int(self.scroll_offset.y) + self.scrollable_content_region.height, self.count)
+
+    def follow(self, following: bool) -> None:
+        """Follow the end, or stay."""
+        self.following = following
+        if following:
+            self.here = None
+            self._to_end()
+        self.refresh()
+        self.post_message(self.Moved())
+
+    def next_error(self) -> bool:
+        """Go to the next line that speaks of trouble, from the top again after the last; False for none."""
+        start = 0 if self.here is None else self.here + 1
+        order = [*range(start, self.count), *range(start)]
+        found = next((index for index in order if speaks_of_trouble(self._lines[index])), None)
+        if found is None:
+            return False
+        self.following, self.here = False, found
+        self._move_to(found - 2)
+        return True
+
+    def action_up(self) -> None:
+        self._leave_end(-1)
+
+    def action_down(self) -> None:
+        self._leave_end(1)
+
+    def action_page_up(self) -> None:
+        self._leave_end(-max(self.scrollable_content_region.height - 1, 1))
+
+    def action_page_down(self) -> None:
+        self._leave_end(max(self.scrollable_content_region.height - 1, 1))
+
+    def action_first(self) -> None:
+        self.following = False
+        self._move_to(0)
+
+    def action_last(self) -> None:
+        self.follow(True)
+
+    def action_scroll_left(self) -> None:
+        self.scroll_to(x=max(int(self.scroll_offset.x) - 16, 0), animate=False)
+
+    def action_scroll_right(self) -> None:
+        self.scroll_to(x=int(self.scroll_offset.x) + 16, animate=False)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.following = False
+        self.post_message(self.Moved())
+
+    def on_resize(self) -> None:
+        if self.following:
+            self._to_end()
+
+    def render_line(self, y: int) -> Strip:
+        width, base = self.size.width, self.rich_style
+        index = int(self.scroll_offset.y) + y
+        if index >= self.count:
+            text = f"  {self.empty}" if not self.count and y == 0 else ""
+            style = base + self.get_component_rich_style("log-view--empty", partial=True)
+            return Strip([Segment(fit(text, width), style)], width)
+        line, style = self._lines[index], base
+        if speaks_of_trouble(line):
+            style += self.get_component_rich_style("log-view--trouble", partial=True)
+        if index == self.here:
+            style += self.get_component_rich_style("log-view--here", partial=True)
+        start = int(self.scroll_offset.x)
+        mark = "!" if speaks_of_trouble(line) else " "
+        strip = Strip([Segment(f"{mark}{line}", style)])
+        return strip.crop(start, start + width).adjust_cell_length(width, base)
+
+    def _leave_end(self, step: int) -> None:
+        target = int(self.scroll_offset.y) + step
+        self.following = step > 0 and target >= self.max_scroll_y
+        self._move_to(target)
+
+    def _move_to(self, line: int) -> None:
+        self.scroll_to(y=min(max(line, 0), self.max_scroll_y), animate=False)
+        self.refresh()
+        self.post_message(self.Moved())
+
+    def _to_end(self) -> None:
+        self.scroll_to(y=max(self.count - self.scrollable_content_region.height, 0), animate=False)

@@ -1,0 +1,105 @@
+"""The tokens of one request: where in the generation they differ, and each with its two logprobs.
+
+Shared by the tokens screen and the wide main screen. The cursor of the table moves the caret of the strip.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from klbench.core.text import delta
+from klbench.tui.measurement import Measurement
+from klbench.tui.tables import token_rows
+from klbench.tui.widgets.strip import DifferenceStrip
+from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
+
+
+class TokenView(Vertical):
+    """Strip over table. `show` changes the request; the same request again keeps the cursor."""
+
+    DEFAULT_CSS = """
+    TokenView { height: 1fr; }
+    TokenView VirtualTable { height: 1fr; }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._shown: tuple[Measurement, int] | None = None
+        self._magnitudes: npt.NDArray[np.float64] = np.zeros(0)
+        self._differing: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def compose(self) -> ComposeResult:
+        yield DifferenceStrip()
+        yield VirtualTable(
+            empty="No tokens were compared:\nthe helper left this request out, or is not done."
+        )
+
+    @property
+    def table(self) -> VirtualTable:
+        return self.query_one(VirtualTable)
+
+    @property
+    def place(self) -> str:
+        """`row 5 of 128 · 12 differ`, for the pane's lower border."""
+        table = self.table
+        if table.row is None:
+            return ""
+        sort = f" · {words}" if (words := table.describe_sort()) else ""
+        return f"row {table.cursor + 1} of {len(table.order)} · {len(self._differing)} differ{sort}"
+
+    def show(self, measured: Measurement | None, request: int | None) -> None:
+        """Show a request of a measurement; the cursor goes to its first difference."""
+        known = self._shown
+        if measured is None or request is None or request >= measured.columns.requests:
+            if known is not None:
+                self._shown = None
+                self._magnitudes, self._differing = np.zeros(0), np.zeros(0, np.int64)
+                self.table.show_rows(NO_ROWS)
+                self._draw_strip()
+            return
+        if known is not None and known[0] is measured and known[1] == request:
+            return
+        same = (
+            known is not None and known[1] == request and known[0].columns.helper == measured.columns.helper
+        )
+        self._shown = (measured, request)
+        where = measured.columns.tokens_of(request)
+        self._magnitudes = np.abs(measured.delta_nats[where])
+        self._differing = np.flatnonzero(measured.differs[where])
+        first = max(int(measured.first_offset[request]), 0)
+        self.table.show_rows(token_rows(measured, request), cursor_key=None if same else first)
+        self._draw_strip()
+
+    def next_difference(self, step: int) -> str | None:
+        """Move to the next (1) or previous (-1) token that differs, around the end too; says when it went
+        around, or that there is none."""
+        if not len(self._differing):
+            return "no token of this request differs"
+        here = self.table.row
+        here = -1 if here is None else here
+        if step > 0:
+            place = int(np.searchsorted(self._differing, here, side="right"))
+        else:
+            place = int(np.searchsorted(self._differing, here, side="left")) - 1
+        around = not 0 <= place < len(self._differing)
+        self.table.move_to_key(int(self._differing[place % len(self._differing)]))
+        return ("first again" if step > 0 else "last again") if around else None
+
+    def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
+        self._draw_strip()
+
+    def _draw_strip(self) -> None:
+        strip, row = self.query_one(DifferenceStrip), self.table.row
+        if self._shown is None or row is None:
+            strip.show(self._magnitudes, 0, "")
+            return
+        measured, request = self._shown
+        position = int(measured.columns.prompt_len[request]) + row
+        value = float(measured.delta_nats[measured.columns.tokens_of(request)][row])
+        caption = f"token {position}, offset {row}, Δ {delta(value)}"
+        if len(self._differing) and row == self._differing[0]:
+            caption += ", the first difference"
+        strip.show(self._magnitudes, row, caption)
