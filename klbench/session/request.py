@@ -98,7 +98,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             arguments=tuple(masked_arguments(self.target.arguments)),
             url=_without_password(self.target.url),
         )
-        return msgspec.to_builtins(target), msgspec.to_builtins(self.options)
+        return _as_json(target), _as_json(self.options)
 
     def command_line(self, command: str = "run") -> str:
         """The `klbench` command that repeats this request; untrusted text, quoted for a shell."""
@@ -126,6 +126,12 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         words += ["--ready-to-capture"] if options.ready_to_capture and command != "locate" else []
         words += ["--yes-flush"] if options.yes_flush else []
         return shlex.join([*words, *self.target.on_command_line()])
+
+
+def _as_json(struct: msgspec.Struct) -> dict[str, Any]:
+    """What a reader of the log will see: lists, no tuples."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
+    return plain
 
 
 def decode_start(content: bytes) -> StartRequest:
