@@ -1,0 +1,180 @@
+"""Digests of paired rows side by side: one status per (tensor, row), tensors in execution order.
+
+A *column* is one argument of one call site in one direction. Columns are sorted so that what comes first in a
+forward comes first here, in whatever phases the trace has seen. Missing in one arm is never equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from klbench.core.trace import Direction, Ints, Operator, Trace
+
+Statuses = npt.NDArray[np.int8]
+
+
+class Status(IntEnum):
+    """Ordered so that the larger of several is what they are together, where anything was compared."""
+
+    EQUAL = 0
+    UNOBSERVED = 1
+    """Only one arm has it, or the two are not of one dtype and size."""
+    DIFFERS = 2
+
+
+ABSENT = -1
+"""Neither arm has it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """N paired rows of one request on one rank, in the order of time; all arrays are [N]."""
+
+    rank: int
+    request: int
+    decode_row: Ints
+    """Row of the trace in the warming or generation arm."""
+    scoring_row: Ints
+    position: Ints
+    arm: Ints
+    phase: Ints
+
+    def __len__(self) -> int:
+        return len(self.decode_row)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """`status[c, n]` of column c at paired row n; columns are [C], in execution order."""
+
+    operator: Ints
+    direction: Ints
+    argument: Ints
+    status: Statuses
+
+    def columns(self, operator: int, direction: Direction) -> Ints:
+        return np.flatnonzero((self.operator == operator) & (self.direction == direction))
+
+    def together(self, columns: Ints) -> Statuses:
+        """[N] the status of several columns as one: ABSENT where no arm has any of them."""
+        if not len(columns):
+            return np.full(self.status.shape[1], ABSENT, dtype=np.int8)
+        result: Statuses = self.status[columns].max(axis=0)
+        return result
+
+
+def compare(trace: Trace, pairs: Pairs) -> Comparison:
+    """Compares every row tensor of the paired rows, C x N at once."""
+    on_rank = trace.forward_rank[trace.tensor_forward] == pairs.rank
+    first_row = np.full(len(on_rank), -1, dtype=np.int64)
+    filled = trace.tensor_rows > 0
+    first_row[filled] = trace.tensor_row[trace.tensor_start[filled]]
+    tensors = np.flatnonzero(on_rank & (first_row >= 0))
+    column_of_tensor, columns = _columns(trace, tensors)
+    nodes = len(pairs)
+    scoring_rows, node_to_scoring = np.unique(pairs.scoring_row, return_inverse=True)
+    entry = _entries(trace, tensors)
+    entry_column = np.repeat(column_of_tensor, trace.tensor_rows[tensors])
+    entry_row = trace.tensor_row[entry]
+    decode = _place(trace, entry, entry_column, entry_row, pairs.decode_row, len(columns))
+    scoring = _place(trace, entry, entry_column, entry_row, scoring_rows, len(columns))[:, node_to_scoring]
+    status = np.full((len(columns), nodes), ABSENT, dtype=np.int8)
+    status[(decode >= 0) != (scoring >= 0)] = Status.UNOBSERVED
+    both = (decode >= 0) & (scoring >= 0)
+    here, there = decode[both], scoring[both]
+    equal = (trace.digest[here, 0] == trace.digest[there, 0]) & (
+        trace.digest[here, 1] == trace.digest[there, 1]
+    )
+    verdict = np.where(equal, np.int8(Status.EQUAL), np.int8(Status.DIFFERS))
+    shape = _shape_of_entry(trace, tensors, column_of_tensor, len(columns))
+    if shape is not None:
+        verdict[shape[here] != shape[there]] = Status.UNOBSERVED
+    status[both] = verdict
+    return Comparison(columns[:, 0], columns[:, 1], columns[:, 2], status)
+
+
+def _entries(trace: Trace, tensors: Ints) -> Ints:
+    """The places in `digest` of the given tensors' rows, tensor by tensor."""
+    counts = trace.tensor_rows[tensors]
+    total = int(counts.sum())
+    if total == len(trace.digest):
+        return np.arange(total)
+    offset = np.repeat(trace.tensor_start[tensors] - (np.cumsum(counts) - counts), counts)
+    result: Ints = np.arange(total) + offset
+    return result
+
+
+def _place(trace: Trace, entry: Ints, column: Ints, row: Ints, wanted: Ints, columns: int) -> Ints:
+    """[columns, len(wanted)] the digest of each wanted row in each column, -1 where there is none."""
+    node_of_row = np.full(len(trace.row_forward), -1, dtype=np.int64)
+    node_of_row[wanted] = np.arange(len(wanted))
+    node = node_of_row[row]
+    chosen = node >= 0
+    table = np.full(columns * len(wanted), -1, dtype=np.int64)
+    table[column[chosen] * len(wanted) + node[chosen]] = entry[chosen]
+    return table.reshape(columns, len(wanted))
+
+
+def _shape_of_entry(trace: Trace, tensors: Ints, column: Ints, columns: int) -> Ints | None:
+    """A number per digest that stands for dtype and row size; None where each column has only one."""
+    shape = trace.tensor_row_bytes[tensors] * (len(trace.dtypes) + 1) + trace.tensor_dtype[tensors]
+    low, high = np.full(columns, np.iinfo(np.int64).max), np.full(columns, -1, dtype=np.int64)
+    np.minimum.at(low, column, shape)
+    np.maximum.at(high, column, shape)
+    if np.array_equal(low, high):
+        return None
+    result = np.full(len(trace.digest), -1, dtype=np.int64)
+    result[_entries(trace, tensors)] = np.repeat(shape, trace.tensor_rows[tensors])
+    return result
+
+
+def _columns(trace: Trace, tensors: Ints) -> tuple[Ints, Ints]:
+    """Each tensor's column; the columns [C, 3] (operator, direction, argument) in execution order."""
+    arguments = len(trace.arguments) + 1
+    key = (trace.tensor_operator[tensors] * 2 + trace.tensor_direction[tensors]) * arguments
+    key = key + trace.tensor_argument[tensors]
+    keys, found = np.unique(key, return_inverse=True)
+    order = _execution_order(trace, tensors, found, len(keys))
+    rank = np.empty(len(keys), dtype=np.int64)
+    rank[order] = np.arange(len(keys))
+    sorted_keys = keys[order]
+    operator, rest = np.divmod(sorted_keys, 2 * arguments)
+    direction, argument = np.divmod(rest, arguments)
+    return rank[found], np.stack([operator, direction, argument], axis=1)
+
+
+def _execution_order(trace: Trace, tensors: Ints, column: Ints, columns: int) -> Ints:
+    """Columns in the order of the forward that has most of them; others go behind what they followed."""
+    if not len(tensors):
+        return np.arange(columns)
+    by_time = np.lexsort(
+        (np.arange(len(tensors)), trace.tensor_event[tensors], trace.tensor_forward[tensors])
+    )
+    ordered = column[by_time]
+    cuts = np.flatnonzero(np.diff(trace.tensor_forward[tensors][by_time])) + 1
+    sequences = {part.tobytes(): part for part in np.split(ordered, cuts)}
+    order: list[int] = []
+    for sequence in sorted(sequences.values(), key=len, reverse=True):
+        known = set(order)
+        place = 0
+        for value in sequence.tolist():
+            if value in known:
+                place = order.index(value) + 1
+            else:
+                order.insert(place, value)
+                known.add(value)
+                place += 1
+    return np.array(order, dtype=np.int64)
+
+
+def is_embedding(operator: Operator) -> bool:
+    """Whether this call site turns token ids into rows: its output proves which token a row consumes."""
+    name = operator.module.rsplit(".", 1)[-1]
+    kind = operator.class_name
+    if operator.container or "otary" in kind or "rotary" in name:
+        return False
+    return "Embedding" in kind or name in ("embed_tokens", "word_embeddings", "wte", "embeddings")

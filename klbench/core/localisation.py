@@ -1,0 +1,285 @@
+"""Where a divergence is born: all origins of one aligned trace, and what they hide.
+
+An origin is a point (row position, operator) whose visible inputs and state read are identical in both arms
+and whose output differs. Rules, at each row:
+
+- innermost calls: a leaf whose inputs are equal and whose output differs is an origin, wherever it stands;
+- a gap A -> B: the row's first difference is an input (of B), all that was put out before it (last by A) is
+  equal; a container whose output is the row's first difference is the gap behind its last child;
+- a stateful operator also needs an equal history (history.py): a difference there is inherited;
+- the head: the hidden rows entering the logits are equal and the logprob differs.
+
+What is missing in one arm is never equal. Nothing here knows a tensor or a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from klbench.core.alignment import Alignment
+from klbench.core.comparison import ABSENT, Status
+from klbench.core.cone import Cone, masked_operators
+from klbench.core.findings import Evidence, Finding, Grade, Kind, Localisation, Masked
+from klbench.core.history import History, histories
+from klbench.core.origins import Judged, Origin, gaps, head, judge, leaf_origins
+from klbench.core.provenance import state_origins
+from klbench.core.surroundings import layer_map, neighbours
+from klbench.core.trace import Arm, Direction, Ints, Phase, Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rank:
+    """One rank's trace, compared and judged."""
+
+    trace: Trace
+    alignment: Alignment
+    judged: Judged
+    history: dict[int, History]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Described:
+    """A finding with what it was made from; sorted by what matters, then by place and time."""
+
+    finding: Finding
+    origin: Origin
+    node: int
+
+    @property
+    def key(self) -> tuple[bool, int, int, int]:
+        return (self.finding.latent, self.finding.first_position, self.origin.column, self.finding.rank)
+
+
+def localise(trace: Trace, alignments: list[Alignment], divergent_positions: Ints) -> Localisation:
+    """All origins over all ranks: those that reach a divergent token first, by position and execution order.
+
+    `divergent_positions` are the absolute positions of the request's tokens whose two logprobs are not
+    bit-equal; the row that scores the token at t is t - 1.
+    """
+    refused = [_not_aligned(alignment) for alignment in alignments if not alignment.proved]
+    described: list[_Described] = []
+    masked: list[Masked] = []
+    screen = Localisation((), (), (), None, None, None)
+    for alignment in alignments:
+        if not alignment.proved:
+            continue
+        pairs, comparison = alignment.pairs, alignment.comparison
+        judged = judge(trace, comparison)
+        rank = _Rank(trace, alignment, judged, histories(trace, pairs, comparison))
+        origins = [
+            *leaf_origins(trace, comparison, judged, rank.history),
+            *gaps(trace, comparison),
+            *state_origins(trace, pairs, comparison, judged, rank.history),
+            *head(trace, pairs, comparison, divergent_positions),
+        ]
+        cone = Cone(trace, pairs, comparison, rank.history, divergent_positions)
+        found = [_describe(rank, part, cone) for origin in origins for part in _by_arm(rank, origin)]
+        masked += masked_operators(trace, pairs, judged, rank.history, origins)
+        if found and screen.map is None:
+            first = min(found, key=lambda entry: entry.key)
+            screen = Localisation(
+                findings=(),
+                masked=(),
+                around=neighbours(trace, comparison, judged, rank.history, first.origin, first.node),
+                map=layer_map(trace, pairs, comparison, rank.history, origins, divergent_positions),
+                around_position=int(pairs.position[first.node]),
+                around_arm=_arm(rank, first.node),
+            )
+        described += found
+    described.sort(key=lambda entry: entry.key)
+    return dataclasses.replace(
+        screen, findings=(*refused, *(entry.finding for entry in described)), masked=tuple(masked)
+    )
+
+
+def _by_arm(rank: _Rank, origin: Origin) -> list[Origin]:
+    """The origin split into its rows of the warming arm and those of the generation arm."""
+    arms = rank.alignment.pairs.arm
+    parts = [dataclasses.replace(origin, rows=origin.rows & (arms == arm)) for arm in np.unique(arms)]
+    return [part for part in parts if part.rows.any()]
+
+
+def _arm(rank: _Rank, node: int) -> str:
+    return Arm(int(rank.alignment.pairs.arm[node])).name.lower()
+
+
+def _not_aligned(alignment: Alignment) -> Finding:
+    return Finding(
+        kinds=("not_aligned",),
+        module="",
+        call=0,
+        operator=-1,
+        layer=None,
+        request=alignment.pairs.request,
+        arm="generation",
+        rank=alignment.pairs.rank,
+        phase="",
+        first_position=-1,
+        count=0,
+        grade="unknown",
+        latent=False,
+        evidence=(Evidence("not_aligned", alignment.reason or "the rows could not be paired", {}),),
+    )
+
+
+def _describe(rank: _Rank, origin: Origin, cone: Cone) -> _Described:
+    trace, pairs = rank.trace, rank.alignment.pairs
+    rows = np.flatnonzero(origin.rows)
+    # The earliest position, and of several rows there the first in time.
+    node = int(rows[np.argmin(pairs.position[rows])])
+    operator = trace.operators[origin.operator]
+    before = trace.operators[origin.before].module if origin.before is not None else "the start"
+    module = f"{before} -> {operator.module}" if origin.kind == "gap" else operator.module
+    kinds, evidence = _kinds(rank, origin, node)
+    grade: Grade = "unknown" if "not_observed" in kinds else "probable"
+    latent = not cone.reaches(origin)
+    if latent:
+        evidence.append(Evidence("latent", "Its difference reaches no token whose logprob differs.", {}))
+    finding = Finding(
+        kinds=kinds,
+        module=module,
+        call=operator.call,
+        operator=origin.operator,
+        layer=operator.layer,
+        request=pairs.request,
+        arm=_arm(rank, node),
+        rank=pairs.rank,
+        phase=Phase(int(pairs.phase[node])).name.lower(),
+        first_position=int(pairs.position[node]),
+        count=len(np.unique(pairs.position[rows])),
+        grade=grade,
+        latent=latent,
+        evidence=tuple(evidence),
+    )
+    return _Described(finding, origin, node)
+
+
+def _kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ...], list[Evidence]]:
+    """All kinds that remain for an origin, the likeliest first, and why."""
+    position = int(rank.alignment.pairs.position[node])
+    facts = [_born(rank, origin, node)]
+    if origin.kind == "operator" and origin.operator in rank.history:
+        kinds, more = _state_kinds(rank, origin, node)
+        return kinds, facts + more
+    if origin.kind == "operator":
+        partly = _partly_observed(rank, origin, node)
+        return (("operator", "not_observed") if partly else ("operator",)), facts + partly
+    if origin.kind in ("state_write", "state_restore"):
+        values = {"position": position, "state_position": origin.state_position}
+        text = (
+            f"The state of position {origin.state_position} was written with other bits from equal inputs."
+            if origin.kind == "state_write"
+            else f"The state read at position {origin.state_position} is not what its slot was last given "
+            f"in the {origin.state_arm.name.lower() if origin.state_arm is not None else ''} arm."
+        )
+        return (origin.kind,), [*facts, Evidence(origin.kind, text, values)]
+    if origin.kind == "head" and not rank.trace.observes_head:
+        text = "The operators of the head (LM head, log-softmax, sampling) cannot be seen by this back end."
+        facts.append(Evidence("head_not_observed", text, {}))
+    return (origin.kind,), facts
+
+
+def _born(rank: _Rank, origin: Origin, node: int) -> Evidence:
+    """The fact that makes it an origin."""
+    pairs = rank.alignment.pairs
+    module = rank.trace.operators[origin.operator].module
+    position = int(pairs.position[node])
+    values = {"position": position, "rows": int(origin.rows.sum()), "arm": _arm(rank, node)}
+    values["batch_rows"] = [
+        int(rank.trace.forward_rows[rank.trace.row_forward[row]])
+        for row in (pairs.decode_row[node], pairs.scoring_row[node])
+    ]
+    if origin.kind == "gap":
+        text = f"At position {position} all that was put out before {module} is bit-equal, its input is not."
+    elif origin.kind == "head":
+        text = f"At position {position} the hidden row entering the logits is bit-equal, the logprob is not."
+    elif origin.kind == "not_observed":
+        text = f"At position {position} the output of {module} differs and its inputs could not be compared."
+    else:
+        text = (
+            f"At position {position} every input of {module} is bit-equal in both arms, its output differs."
+        )
+    return Evidence("origin", text, values)
+
+
+def _partly_observed(rank: _Rank, origin: Origin, node: int) -> list[Evidence]:
+    comparison = rank.alignment.comparison
+    columns = comparison.columns(origin.operator, Direction.IN)
+    missing = columns[comparison.status[columns, node] == Status.UNOBSERVED]
+    if not len(missing):
+        return []
+    names = [rank.trace.arguments[argument] for argument in comparison.argument[missing]]
+    text = f"Not observed in both arms: its inputs {', '.join(names)}."
+    return [Evidence("inputs_not_observed", text, {"arguments": names})]
+
+
+def _state_kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ...], list[Evidence]]:
+    """What remains where a stateful operator's visible inputs are equal and its output differs."""
+    trace, pairs = rank.trace, rank.alignment.pairs
+    history = rank.history[origin.operator]
+    status = int(history.status[node])
+    if trace.observes_state and status == Status.EQUAL:
+        text = "The state that it read is bit-equal in both arms."
+        return ("operator",), [Evidence("state_equal", text, {})]
+    facts: list[Evidence] = []
+    if status == Status.UNOBSERVED:
+        facts.append(
+            Evidence(
+                "history_not_observed",
+                "Not all earlier positions that it reads were captured in both arms.",
+                {},
+            )
+        )
+    else:
+        facts.append(
+            Evidence(
+                "history_equal",
+                "What the state was written from is bit-equal at all earlier positions that it reads; the "
+                "state itself cannot be seen by this back end.",
+                {},
+            )
+        )
+    restore = bool(history.earlier_forward[node])
+    right = _right_before(rank, origin, node)
+    if not restore:
+        facts.append(
+            Evidence(
+                "no_earlier_state",
+                "In both arms it reads only what this forward wrote: no state was restored.",
+                {},
+            )
+        )
+        kinds: tuple[Kind, ...] = ("operator", "state_write")
+    elif right is not None and pairs.arm[right] == pairs.arm[node]:
+        text = (
+            f"In the same arm the row at position {pairs.position[right]} read the earlier state and is "
+            "bit-equal: the state was right then."
+        )
+        facts.append(Evidence("state_was_right", text, {"position": int(pairs.position[right])}))
+        kinds = ("operator", "state_restore", "state_write")
+    elif pairs.phase[node] == Phase.RESTORED or right is not None:
+        text = "It is the first row of this arm that reads the restored prefix."
+        if right is not None:
+            text += (
+                f" When the prefix was computed, the row at position {pairs.position[right]} read it and is "
+                "bit-equal."
+            )
+        facts.append(Evidence("first_read_after_restore", text, {}))
+        kinds = ("state_restore", "operator", "state_write")
+    else:
+        kinds = ("operator", "state_restore", "state_write")
+    if status == Status.UNOBSERVED:
+        kinds = (*kinds, "not_observed")
+    return kinds, facts
+
+
+def _right_before(rank: _Rank, origin: Origin, node: int) -> int | None:
+    """The latest row before `node` in time that read state here and is bit-equal, if there is one."""
+    inputs, outputs = rank.judged.inputs[origin.operator], rank.judged.outputs[origin.operator]
+    history = rank.history[origin.operator].status
+    right = (inputs == Status.EQUAL) & (outputs == Status.EQUAL) & (history != ABSENT)
+    earlier = np.flatnonzero(right[:node])
+    return int(earlier[-1]) if len(earlier) else None
