@@ -75,10 +75,10 @@ def run(
     **options: Any,
 ) -> int:
     """Run the consistency helpers on a server; exit code 1 when one diverged."""
+    start = opt.build_request(demo=demo, model_path=model_path, url=url, **options)
     from klbench.cli import headless
     from klbench.session.bench import make_work
 
-    start = opt.build_request(demo=demo, model_path=model_path, url=url, **options)
     return headless.execute(
         start, headless.Plan("run"), session=session, json_place=json_place, make_work=make_work
     )
@@ -99,13 +99,13 @@ def locate(
     **options: Any,
 ) -> int:
     """Run the helpers and name the operator where the divergence is born; exit code 1 when one was found."""
-    from klbench.cli import headless
-    from klbench.session.bench import make_work
-
     start = opt.build_request(demo=demo, model_path=model_path, url=url, ready_by_default=True, **options)
     helpers = start.options.helpers
     if request is not None and len(helpers) != 1:
         raise UsageError("--request needs one --helper", why="requests are numbered within a helper")
+    from klbench.cli import headless
+    from klbench.session.bench import make_work
+
     plan = headless.Plan("locate", helper=helpers[0] if len(helpers) == 1 else None, request=request)
     return headless.execute(start, plan, session=session, json_place=json_place, make_work=make_work)
 

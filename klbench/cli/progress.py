@@ -103,7 +103,7 @@ def helper_line(name: str, result: Mapping[str, Any]) -> str:
     parts = [f"{name} · {result.get('status')}"]
     if result.get("reason"):
         parts.append(str(result["reason"]))
-    if result.get("tokens") is not None:
+    if result.get("hits") is not None:
         parts.append(f"hits {result.get('hits')}/{result.get('requests')}")
         parts.append(f"{result['tokens']} tokens")
         parts.append(f"{result.get('divergent_tokens')} differ")

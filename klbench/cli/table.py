@@ -57,7 +57,7 @@ def run_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _helper_row(name: str, result: Mapping[str, Any]) -> list[object]:
-    if result.get("tokens") is None:
+    if result.get("hits") is None:
         return [name, result.get("status"), "–", "–", "–", "–", "–", "–"]
     return [
         name,

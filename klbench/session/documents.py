@@ -27,7 +27,7 @@ _NOT_MEASURED: dict[str, Any] = {
     "requests": None,
     "hits": None,
     "dropped": None,
-    "tokens": None,
+    "tokens": 0,
     "avg_kl_div": None,
     "threshold": None,
     "max_abs_dlogprob": None,
@@ -152,10 +152,10 @@ def commands_to_repeat(state: SessionState, session: Path) -> list[tuple[str, st
         if start is not None:
             steps.append(("measure the helpers", start.command_line("run")))
             for located in state.located[-1:]:
-                line = start.command_line("locate")
-                head, separator, tail = line.partition(" -- ")
-                chosen = f"{head} --helper {located.helper} --request {located.request}"
-                steps.append(("locate the origin", chosen + separator + tail))
+                options = msgspec.structs.replace(start.options, helpers=(located.helper,))
+                again = msgspec.structs.replace(start, options=options)
+                line = again.command_line("locate", "--request", str(located.request))
+                steps.append(("locate the origin", line))
     if state.server.command:
         steps.append(("start the server alone", state.server.command))
     steps.append(("read this session", f"klbench open {session}"))

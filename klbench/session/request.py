@@ -100,7 +100,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
         return _as_json(target), _as_json(self.options)
 
-    def command_line(self, command: str = "run") -> str:
+    def command_line(self, command: str = "run", *more: str) -> str:
         """The `klbench` command that repeats this request; untrusted text, quoted for a shell."""
         options = self.options
         default = Options(prompt_tokens=DEMO_PROMPT_TOKENS if self.target.kind == "demo" else PROMPT_TOKENS)
@@ -125,7 +125,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         words += [] if options.deterministic else ["--no-deterministic"]
         words += ["--ready-to-capture"] if options.ready_to_capture and command != "locate" else []
         words += ["--yes-flush"] if options.yes_flush else []
-        return shlex.join([*words, *self.target.on_command_line()])
+        return shlex.join([*words, *more, *self.target.on_command_line()])
 
 
 def _as_json(struct: msgspec.Struct) -> dict[str, Any]:

@@ -1,0 +1,279 @@
+"""The command line: what it takes, what it refuses, what it imports."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from klbench.cli import main, options
+from klbench.cli.commands import klbench
+from klbench.errors import ExitCode
+from klbench.session import events as ev
+from klbench.session.folder import make_session, new_session_path
+from klbench.session.log import EventLog
+from tests.session.scripted import DIVERGED, FINDING, SERVER, VERDICT
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path, monkeypatch):
+    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def request_of(monkeypatch):
+    """The request that a command line makes, instead of the work."""
+    made = []
+
+    def keep(start, plan, **_):
+        made.append((start, plan))
+        return 0
+
+    monkeypatch.setattr("klbench.cli.headless.execute", keep)
+
+    def request(*arguments):
+        assert main(list(arguments)) == 0
+        return made[-1]
+
+    return request
+
+
+def test_demo_without_a_model_is_dense_and_its_prompts_are_short(request_of):
+    start, _ = request_of("run", "--demo", "--samples", "4")
+    assert (start.target.kind, start.target.model) == ("demo", "dense")
+    assert (start.options.samples, start.options.prompt_tokens, start.options.max_new_tokens) == (4, 300, 512)
+    assert not start.options.ready_to_capture
+
+
+def test_a_launch_takes_long_prompts_and_sglangs_arguments_as_they_are(request_of):
+    start, _ = request_of("run", "--launch", "org/model", "--", "--page-size", "16", "--json", "x", "--demo")
+    assert start.target.model_path == "org/model"
+    assert start.target.arguments == ("--page-size", "16", "--json", "x", "--demo")
+    assert start.options.prompt_tokens == 3000
+
+
+@pytest.mark.parametrize("command", ["run", "locate"])
+def test_the_demos_server_takes_sglangs_arguments_too(request_of, command):
+    for given in (["--demo"], ["--demo", "swa"]):
+        start, _ = request_of(command, *given, "--", "--chunked-prefill-size", "128")
+        assert start.target.arguments == ("--chunked-prefill-size", "128")
+
+
+def test_the_demo_command_names_its_model_and_keeps_arguments_apart(request_of):
+    start, plan = request_of("demo", "moe", "--json", "-", "--", "--page-size", "16")
+    assert (start.target.model, start.target.arguments) == ("moe", ("--page-size", "16"))
+    assert plan.what == "demo"
+    start, _ = request_of("demo", "--json", "-", "--", "--page-size", "16")
+    assert (start.target.model, start.target.arguments) == ("dense", ("--page-size", "16"))
+
+
+def test_locate_launches_ready_to_capture_and_takes_one_request(request_of):
+    start, plan = request_of("locate", "--demo", "--helper", "match", "--request", "5")
+    assert start.options.ready_to_capture
+    assert (plan.helper, plan.request) == ("match", 5)
+    start, _ = request_of("locate", "--url", "http://127.0.0.1:1")
+    assert not start.options.ready_to_capture
+
+
+def test_paths_are_absolute_for_a_runner_that_lives_elsewhere(request_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start, _ = request_of(
+        "run", "--demo", "--prompts", "p.jsonl", "--trace-dir", "t", "--server-python", "b/python"
+    )
+    assert start.options.prompts == str(tmp_path / "p.jsonl")
+    assert start.options.trace_dir == str(tmp_path / "t")
+    assert start.options.server_python == str(tmp_path / "b/python")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "which server?"),
+        (["run", "--demo", "--url", "http://x"], "exclude each other"),
+        (["run", "--demo", "huge"], "dense, moe, swa"),
+        (["run", "--demo", "--helper", "mach"], "prefill_cache_hit"),
+        (["run", "--demo", "--samples", "0"], "samples"),
+        (["run", "--demo", "--fault", "nope"], "o_proj-rows"),
+        (["run", "--demo", "--fault", "o_proj-rows:depth=3"], "depth"),
+        (["run", "--launch", "m", "--fault", "o_proj-rows"], "demo only"),
+        (["run", "--url", "http://x", "--", "--tp", "2"], "klbench launches"),
+        (["run", "--url", "http://x", "--ready-to-capture"], "klbench launches"),
+        (["locate", "--demo", "--request", "3"], "one --helper"),
+        (["run", "--demo", "--frobnicate"], "--frobnicate"),
+        (["frobnicate"], "frobnicate"),
+        (["open", "nothing-here"], "no session"),
+        (["report", "nothing-here"], "no session"),
+        ([], "needs a terminal"),
+    ],
+)
+def test_a_wrong_command_line_gives_2_and_says_what_is_right(arguments, words, capsys):
+    assert main(arguments) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+
+
+def test_a_wrong_command_line_still_writes_the_json(tmp_path, capsys):
+    place = tmp_path / "result.json"
+    assert main(["run", "--json", str(place)]) == ExitCode.USAGE
+    assert json.loads(place.read_text())["error"]["what"] == "which server?"
+    assert main(["run", "--demo", "--samples", "x", "--json=-"]) == ExitCode.USAGE
+    assert "samples" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+def test_a_json_after_the_dashes_is_sglangs(tmp_path):
+    place = tmp_path / "result.json"
+    assert main(["run", "--", "--json", str(place)]) == ExitCode.USAGE
+    assert not place.exists()
+
+
+def test_a_defect_gives_70_a_crash_file_and_no_traceback(tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise ZeroDivisionError("oh \x1b[31m")
+
+    monkeypatch.setattr(options, "build_request", fail)
+    assert main(["run", "--demo"]) == ExitCode.INTERNAL
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "\x1b" not in shown
+    (crash,) = (tmp_path / "home").glob("crash-*.txt")
+    assert "ZeroDivisionError" in crash.read_text()
+    assert str(crash) in shown
+
+
+def test_every_fault_is_explained(capsys):
+    assert main(["demo", "--list-faults"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("o_proj-rows", "restore-key", "decode-window"):
+        assert name in shown
+
+
+def recorded_session():
+    folder = make_session(new_session_path("demo-dense"), {"kind": "demo", "model": "dense"}, {})
+    with EventLog(folder.events) as log:
+        for event in (
+            ev.RunnerStarted(
+                klbench_version="0.1.0",
+                pid=1,
+                host="elsewhere",
+                target={"kind": "demo", "model": "dense"},
+                options={"samples": 4},
+            ),
+            ev.ServerReady(server=SERVER, url="http://127.0.0.1:1", launch_s=2.0),
+            ev.RunStarted(
+                run=1, helpers=["match"], prompts={"source": "s", "count": 4, "sha256": "ab"}, options={}
+            ),
+            ev.HelperEnded(run=1, helper="match", result=DIVERGED, columns=None, elapsed_s=1.0),
+            ev.RunEnded(run=1, verdict=VERDICT, elapsed_s=1.0),
+            ev.Located(locate=1, helper="match", request=2, result={"findings": [FINDING]}, elapsed_s=1.0),
+        ):
+            log.append(event)
+    return folder
+
+
+def test_sessions_are_listed_with_what_they_found(capsys):
+    assert main(["sessions"]) == 0
+    assert "no sessions yet" in capsys.readouterr().out
+    folder = recorded_session()
+    assert main(["sessions"]) == 0
+    shown = capsys.readouterr().out
+    assert folder.name in shown
+    assert "match diverged · origin model.layers.1.self_attn.o_proj" in shown
+    assert main(["sessions", "--json", "-"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["sessions"]
+    assert (listed["label"], listed["status"]) == ("demo-dense", "ended")
+
+
+def test_open_without_a_terminal_prints_what_the_session_holds(capsys):
+    folder = recorded_session()
+    assert main(["open", folder.name]) == 0
+    shown = capsys.readouterr().out
+    assert "diverged" in shown
+    assert "model.layers.1.self_attn.o_proj" in shown
+
+
+def test_a_report_is_two_files(capsys):
+    folder = recorded_session()
+    assert main(["report", folder.name]) == 0
+    markdown, data = capsys.readouterr().out.split()
+    assert markdown.endswith(".md")
+    with open(data, encoding="utf-8") as file:
+        assert json.load(file)["schema"] == "klbench.report/1"
+
+
+def test_doctor_says_what_this_machine_can_do(capsys):
+    code = main(["doctor", "--json", "-"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (ExitCode.CONSISTENT if found["ok"] else ExitCode.DIVERGED)
+    assert {check["name"] for check in found["checks"]} >= {
+        "state",
+        "socket",
+        "sglang",
+        "gpu",
+        "disk",
+        "locale",
+    }
+
+
+def test_doctor_calls_an_unwritable_state_folder_broken(tmp_path, monkeypatch, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("KLBENCH_HOME", str(blocked))
+    assert main(["doctor"]) == ExitCode.DIVERGED
+    assert "set KLBENCH_HOME" in capsys.readouterr().out
+
+
+def test_env_prints_exports_that_a_shell_takes(capsys):
+    assert main(["env"]) == 0
+    lines = capsys.readouterr().out
+    script = lines + "echo $KLBENCH_NONCE; echo $PYTHONPATH; echo ${SGLANG_PLUGINS-unset}"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "/mine"}
+    told = subprocess.run(["sh", "-euc", script], env=environment, capture_output=True, text=True, check=True)
+    nonce, path, plugins = told.stdout.split()
+    assert nonce in path
+    assert path.endswith("/plugin:/mine")
+    assert plugins == "unset"
+
+
+HEAVY = (
+    "textual",
+    "rich",
+    "torch",
+    "sglang",
+    "transformers",
+    "httpx",
+    "numpy",
+    "msgspec",
+    "platformdirs",
+    "psutil",
+)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"], ["run"]])
+def test_asking_for_help_imports_nothing_heavy(arguments):
+    program = (
+        "import sys\n"
+        "from klbench.cli import main\n"
+        f"main({arguments!r})\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = told.stdout.splitlines()[-1]
+    allowed = {"msgspec"} if arguments == ["run"] else set()
+    assert set(json.loads(loaded.replace("'", '"'))) <= allowed
+
+
+@pytest.mark.parametrize("module", ["runner", "link", "state", "detached", "report", "bench"])
+def test_the_session_layer_imports_no_screen_and_no_engine_of_sglangs(module):
+    program = (
+        f"import sys, klbench.session.{module}\n"
+        "print([m for m in ('textual', 'rich', 'torch', 'sglang', 'transformers') if m in sys.modules])\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_every_command_has_help_that_names_what_it_does():
+    for name, command in klbench.commands.items():
+        assert command.help, name
