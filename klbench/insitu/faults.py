@@ -195,9 +195,10 @@ def _plant_o_proj_rows(parameters: Any, model: Any, proof: FiredProof) -> None:
         left, right = x.clone(), x.clone()
         left[..., middle:] = 0
         right[..., :middle] = 0
-        # RowParallelLinear returns (output, bias).
-        output, *rest = original(left, *args, **kwargs)
-        output = output + original(right, *args, **kwargs)[0]
+        # RowParallelLinear returns (output, bias), and may write both times to one buffer of its caller.
+        half_sum = original(left, *args, **kwargs)[0].clone()
+        output, *rest = original(right, *args, **kwargs)
+        output.add_(half_sum)
         proof.fired(first_request, x.shape[0], calls[0])
         return (output, *rest)
 
