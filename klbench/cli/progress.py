@@ -33,6 +33,7 @@ class Progress:
         self._clock = clock
         self._said_at = clock()
         self._phase = ""
+        self._job = ""
 
     def __call__(self, entry: Entry) -> None:
         line = self._line(entry.event)
@@ -56,9 +57,11 @@ class Progress:
                 return self._seldom(f"{event.helper} · {event.arm} arm · {share} %{left}")
             case ev.HelperEnded():
                 return helper_line(event.helper, event.result) + f" · {elapsed(event.elapsed_s)}"
-            case ev.JobStarted(kind="locate" | "relaunch"):
-                return event.title
-            case ev.JobProgress():
+            case ev.JobStarted():
+                self._job = event.kind
+                return event.title if event.kind in ("locate", "relaunch") else None
+            # What a run and a launch do is said by the arms and by the server's phases.
+            case ev.JobProgress() if self._job == "locate":
                 phase = event.phase.replace("_", " ")
                 if phase != self._phase:
                     self._phase = phase
@@ -72,10 +75,7 @@ class Progress:
                 return None
 
     def _server_phase(self, event: ev.ServerPhase) -> str | None:
-        if event.phase == "ready":
-            return None
-        detail = f" · {event.detail}" if event.detail else ""
-        line = f"server {event.phase.replace('_', ' ')} · {elapsed(event.elapsed_s)}{detail}"
+        line = f"server {event.phase.replace('_', ' ')} · {elapsed(event.elapsed_s)}"
         if event.phase == self._phase:
             return self._seldom(line)
         self._phase = event.phase

@@ -27,7 +27,11 @@ def state_of(*events):
 def measured(**result):
     return state_of(
         ev.RunnerStarted(
-            klbench_version="0.1.0", pid=1, host="h", target={"kind": "demo", "model": "dense"}, options={}
+            klbench_version="0.1.0",
+            pid=1,
+            host="h",
+            target={"kind": "demo", "model": "dense"},
+            options={"prompt_tokens": 300},
         ),
         ev.ServerStarting(
             command="python -m sglang.launch_server", log="l", ready_to_capture=True, fault="restore-key"

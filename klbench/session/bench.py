@@ -1,0 +1,274 @@
+"""The runner's work on the real engine: launch, run, locate, report.
+
+Invariants: every fact goes out as an event before anything else happens with it; a helper's columns are on
+disk before the event that names them; whatever ends a job early, its run gets an end and a verdict from what
+was measured; an attached server is never flushed before its user agreed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from klbench.core.columns import HELPERS, ArmName, HelperName
+from klbench.engine.arms import Rids
+from klbench.engine.client import Keys
+from klbench.engine.prompts import PromptSet, check_fits, load_prompts, read_prompt_file
+from klbench.engine.server import LaunchError, Server
+from klbench.engine.target import Demo, Launch, LaunchOptions
+from klbench.errors import KlbenchError, ServerError, UsageError
+from klbench.insitu.rids import RequestId
+from klbench.session import events as ev
+from klbench.session.measuring import Measurement
+from klbench.session.report import write_report
+from klbench.session.request import Options
+from klbench.session.runner import JobView, Session
+from klbench.zoo import Kind
+
+
+def make_work(session: Session) -> Bench:
+    """What a runner calls to get its work."""
+    return Bench(session)
+
+
+class _ServerEvents:
+    """Turns what the engine observes into events."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def starting(self, command: str, log: Path, ready_to_capture: bool, fault: str | None) -> None:
+        self._session.emit(
+            ev.ServerStarting(
+                command=command,
+                log=self._session.folder.relative(log),
+                ready_to_capture=ready_to_capture,
+                fault=fault,
+            )
+        )
+
+    def phase(self, phase: str, elapsed_s: float, detail: str) -> None:
+        # A server is ready for us once its facts are read: ServerReady says so.
+        if phase != "ready":
+            self._session.emit(ev.ServerPhase(phase=phase, elapsed_s=elapsed_s, detail=detail))
+
+    def call(self, line: str, outcome: str, elapsed_s: float) -> None:
+        self._session.emit(ev.Call(line=line, outcome=outcome, elapsed_s=elapsed_s))
+
+    def warning(self, what: str, why: str, next: str) -> None:
+        self._session.emit(ev.Trouble(level="warning", what=what, why=why, next=next))
+
+
+class Bench:
+    """Owns the server of one session; see runner.Work."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._events = _ServerEvents(session)
+        self._server: Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._passes = itertools.count(1)
+        self._prompts: PromptSet | None = None
+        self._agreed = session.start.options.yes_flush
+
+    # -- the server ---------------------------------------------------------------------------------------
+
+    async def launch(self, job: JobView) -> None:
+        """Starts the server or attaches to it; nothing when it is ready."""
+        await self._ready_server(job)
+
+    async def _ready_server(self, job: JobView) -> Server:
+        if self._server is None:
+            await asyncio.to_thread(_check_prompt_file, self._session.start.options)
+            self._server = await self._start(job, self._session.start.options.ready_to_capture)
+        elif self._watch is not None and self._watch.done():
+            end = self._session.state.server.ended
+            raise ServerError(
+                "the server has ended",
+                why=end.why if end is not None else "",
+                next="start it again; everything measured is kept",
+            )
+        return self._server
+
+    async def _start(self, job: JobView, ready_to_capture: bool) -> Server:
+        target, options = self._session.start.target, self._session.start.options
+        keys = Keys(options.api_key_env, options.admin_api_key_env)
+        if target.kind == "url":
+            server = await Server.attach(target.url, observe=self._events, keys=keys)
+        else:
+            job.progress("starting the server", 0, 0, self._session.state.server.launch_s)
+            server = await self._launch(keys, ready_to_capture)
+        self._session.emit(
+            ev.ServerReady(
+                server=server.facts.as_dict(),
+                url=server.url,
+                launch_s=server.launch_s,
+                differs=server.differs,
+                notes=list(server.notes),
+            )
+        )
+        if server.owned:
+            self._watch = asyncio.create_task(self._report_end(server), name="klbench-server-watch")
+        return server
+
+    async def _launch(self, keys: Keys, ready_to_capture: bool) -> Server:
+        target, options = self._session.start.target, self._session.start.options
+        what = Demo(cast(Kind, target.model)) if target.kind == "demo" else Launch(target.model_path)
+        launch_options = LaunchOptions(
+            arguments=target.arguments,
+            deterministic=options.deterministic,
+            ready_to_capture=ready_to_capture,
+            fault=options.fault,
+            server_python=Path(options.server_python) if options.server_python else None,
+        )
+        try:
+            return await Server.start(
+                what,
+                launch_options,
+                folder=self._session.folder.server,
+                observe=self._events,
+                keys=keys,
+                launch_timeout_s=options.launch_timeout_s,
+            )
+        except LaunchError as error:
+            ended = error.ended
+            self._server_ended(False, ended.exit_code, ended.why, ended.last_lines)
+            raise
+        except KlbenchError as error:
+            self._server_ended(False, None, error.what, ())
+            raise
+        except asyncio.CancelledError:
+            self._server_ended(True, None, "cancelled while it started", ())
+            raise
+
+    async def _report_end(self, server: Server) -> None:
+        ended = await server.wait_ended()
+        self._server_ended(ended.expected, ended.exit_code, ended.why, ended.last_lines)
+
+    def _server_ended(self, expected: bool, exit_code: int | None, why: str, lines: Sequence[str]) -> None:
+        self._session.emit(
+            ev.ServerEnded(expected=expected, exit_code=exit_code, why=why, last_lines=list(lines))
+        )
+
+    async def relaunch(self, job: JobView, ready_to_capture: bool) -> None:
+        """Stops our server and starts it again, eager when asked."""
+        if self._session.start.target.kind == "url":
+            raise UsageError(
+                "this server is not ours to start again",
+                why="klbench is attached to it",
+                next="restart it yourself, then open a new session",
+            )
+        await self.close()
+        ready = ready_to_capture or self._session.start.options.ready_to_capture
+        self._server = await self._start(job, ready)
+
+    async def close(self) -> None:
+        """Ends the server, however it stands."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if server.owned:
+            self._session.emit(ev.ServerPhase(phase="stopping", elapsed_s=0.0))
+        await asyncio.shield(server.stop())
+        if self._watch is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+            self._watch = None
+
+    # -- the jobs -----------------------------------------------------------------------------------------
+
+    async def run(self, job: JobView, helpers: tuple[str, ...]) -> None:
+        """Runs the helpers, all three when none is named."""
+        server = await self._ready_server(job)
+        chosen = _helper_names(helpers)
+        server.check_comparable()
+        prompts = await self._prompts_for(server)
+        check_fits(
+            prompts.prompts,
+            chosen,
+            self._session.start.options.max_new_tokens,
+            server.facts.context_length,
+        )
+        await self._agree_to_flush(job, server, chosen, prompts)
+        measurement = Measurement(self._session, server, prompts, chosen, self._rids(server))
+        await measurement.execute(job)
+
+    async def _prompts_for(self, server: Server) -> PromptSet:
+        """The session's prompts, the same for every run."""
+        if self._prompts is None:
+            options = self._session.start.options
+            self._prompts = await load_prompts(
+                server,
+                options.prompts,
+                samples=options.samples,
+                prompt_tokens=options.prompt_tokens,
+                seed=options.seed,
+            )
+            for note in self._prompts.notes:
+                self._session.emit(ev.Trouble(level="note", what=note))
+        return self._prompts
+
+    async def _agree_to_flush(
+        self, job: JobView, server: Server, helpers: Sequence[HelperName], prompts: PromptSet
+    ) -> None:
+        """Says what will be done to a server that is not ours, and waits until its user agrees."""
+        if server.owned or self._agreed:
+            return
+        load = await server.client.load()
+        busy = (
+            f"{load.running} requests run on it and {load.queued} wait"
+            if load is not None
+            else "it does not say how busy it is"
+        )
+        flushes = 2 * len(helpers)
+        new_tokens = self._session.start.options.max_new_tokens * len(prompts.prompts)
+        await job.ask(
+            f"flush the cache of {server.url} {flushes} times and generate about "
+            f"{new_tokens * (len(helpers) + ('decode_cache_hit' in helpers))} tokens on it",
+            f"{busy}; its other users lose their cached prefixes",
+        )
+        self._agreed = True
+
+    def _rids(self, server: Server) -> Rids:
+        """Request ids by which the plugin knows our requests; each arm is a pass of its own."""
+        nonce = server.nonce or secrets.token_hex(4)
+        last: dict[ArmName, tuple[int, int]] = {}
+
+        def rid(arm: ArmName, index: int) -> str:
+            # Requests of an arm are named in order: an index that does not rise begins another arm.
+            number, before = last.get(arm, (0, index))
+            if index <= before:
+                number = next(self._passes)
+            last[arm] = number, index
+            return str(RequestId(nonce, number, arm, False, index))
+
+        return rid
+
+    async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None:
+        """Locates the origin of a divergence; see locating.py."""
+        raise NotImplementedError
+
+    async def report(self, job: JobView) -> None:
+        """Writes the Markdown and the JSON report."""
+        job.progress("writing the report", 0, 2)
+        files = await asyncio.to_thread(write_report, self._session.folder, self._session.state)
+        folder = self._session.folder
+        self._session.emit(ev.ReportWritten(files=[folder.relative(file) for file in files]))
+
+
+def _check_prompt_file(options: Options) -> None:
+    """Raises UsageError for a prompt file that cannot be used, before a long launch and not after it."""
+    if options.prompts not in (None, "longbench"):
+        read_prompt_file(Path(options.prompts or ""), options.samples)
+
+
+def _helper_names(names: Sequence[str]) -> list[HelperName]:
+    """The helpers in their own order; all three when none is named. Raises UsageError for an unknown name."""
+    if unknown := set(names) - set(HELPERS):
+        raise UsageError(f"there is no helper {sorted(unknown)[0]!r}", why=f"there are: {', '.join(HELPERS)}")
+    return [helper for helper in HELPERS if not names or helper in names]

@@ -1,0 +1,192 @@
+"""One run: the helpers one after the other, each result out as soon as it is there.
+
+Invariants: columns are on disk before the event that names them; a helper that fails says so and the next
+one runs, unless the server is gone; however the run ends, it has an end and a verdict from what was measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from klbench.core.columns import ArmName, HelperColumns, HelperName
+from klbench.core.diagnosis import diagnose
+from klbench.core.kl import helper_result, not_measured
+from klbench.engine.arms import Rids
+from klbench.engine.prompts import PromptSet
+from klbench.engine.server import Server
+from klbench.errors import KlbenchError, ServerError
+from klbench.session import events as ev
+from klbench.session.columns import save_columns
+from klbench.session.folder import write_atomically
+from klbench.session.runner import JobView, Session
+
+CONTEXT_TOKENS = 16
+"""So many tokens at the end of each prompt get their text too: what stands before the first generated one."""
+
+
+class _ArmEvents:
+    """Turns what the arms of one helper observe into events."""
+
+    def __init__(self, session: Session, run: int, helper: HelperName) -> None:
+        self._session = session
+        self._run = run
+        self._helper = helper
+
+    def arm_started(self, arm: ArmName, requests: int, tokens: int) -> None:
+        self._session.emit(
+            ev.ArmStarted(run=self._run, helper=self._helper, arm=arm, requests=requests, tokens=tokens)
+        )
+
+    def arm_progress(
+        self, arm: ArmName, done: int, total: int, elapsed_s: float, eta_s: float | None
+    ) -> None:
+        self._session.emit(
+            ev.ArmProgress(
+                run=self._run,
+                helper=self._helper,
+                arm=arm,
+                done=done,
+                total=total,
+                elapsed_s=elapsed_s,
+                eta_s=eta_s,
+            )
+        )
+
+    def arm_ended(self, arm: ArmName, elapsed_s: float) -> None:
+        self._session.emit(ev.ArmEnded(run=self._run, helper=self._helper, arm=arm, elapsed_s=elapsed_s))
+
+
+class Measurement:
+    """One run on a ready server."""
+
+    def __init__(
+        self,
+        session: Session,
+        server: Server,
+        prompts: PromptSet,
+        helpers: Sequence[HelperName],
+        rids: Rids,
+    ) -> None:
+        self.number = 1 + max((run.number for run in session.state.runs), default=0)
+        self._session = session
+        self._server = server
+        self._prompts = prompts
+        self._helpers = tuple(helpers)
+        self._rids = rids
+        self._results: dict[HelperName, Mapping[str, Any]] = {}
+        self._columns: dict[HelperName, HelperColumns] = {}
+
+    async def execute(self, job: JobView) -> None:
+        """Runs the helpers. Raises the error of a server that is gone; other errors are results."""
+        _, options = self._session.start.as_shown()
+        began = time.monotonic()
+        self._session.emit(
+            ev.RunStarted(
+                run=self.number,
+                helpers=list(self._helpers),
+                prompts=self._prompts.as_dict(),
+                options=options,
+            )
+        )
+        cancelled = False
+        try:
+            for done, helper in enumerate(self._helpers):
+                job.progress(helper, done, len(self._helpers))
+                await self._helper(helper)
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+        finally:
+            verdict = diagnose(self._results, self._columns, self._server.facts.as_dict())
+            elapsed_s = time.monotonic() - began
+            self._session.emit(
+                ev.RunEnded(run=self.number, verdict=verdict, elapsed_s=elapsed_s, cancelled=cancelled)
+            )
+
+    async def _helper(self, helper: HelperName) -> None:
+        options = self._session.start.options
+        began = time.monotonic()
+        if (why_not := self._server.why_not(helper)) is not None:
+            self._ended(helper, self._without_numbers("not_run", why_not), None, 0.0)
+            return
+        try:
+            columns = await self._server.run_helper(
+                helper,
+                self._prompts.as_lists(),
+                max_new_tokens=options.max_new_tokens,
+                rids=self._rids,
+                observe=_ArmEvents(self._session, self.number, helper),
+            )
+        except KlbenchError as error:
+            reason = " · ".join(part for part in (error.what, error.why) if part)
+            self._ended(helper, self._without_numbers("error", reason), None, time.monotonic() - began)
+            if isinstance(error, ServerError):
+                raise
+            self._session.emit(
+                ev.Trouble(level="error", what=f"{helper}: {error.what}", why=error.why, next=error.next)
+            )
+            return
+        elapsed_s = time.monotonic() - began
+        file = self._session.folder.runs / f"{self.number}-{helper}.npz"
+        save_columns(file, columns)
+        self._columns[helper] = columns
+        result = helper_result(
+            columns,
+            threshold_nats=options.threshold,
+            max_new_tokens=options.max_new_tokens,
+            page_size=self._server.facts.page_size,
+        )
+        self._ended(helper, result, self._session.folder.relative(file), elapsed_s)
+        await self._texts(helper, columns)
+
+    def _without_numbers(self, status: str, reason: str) -> dict[str, Any]:
+        return not_measured(
+            status,
+            reason,
+            requests=len(self._prompts.prompts),
+            threshold_nats=self._session.start.options.threshold,
+        )
+
+    def _ended(
+        self, helper: HelperName, result: Mapping[str, Any], columns: str | None, elapsed_s: float
+    ) -> None:
+        self._results[helper] = result
+        self._session.emit(
+            ev.HelperEnded(
+                run=self.number, helper=helper, result=dict(result), columns=columns, elapsed_s=elapsed_s
+            )
+        )
+
+    async def _texts(self, helper: HelperName, columns: HelperColumns) -> None:
+        """Asks for the tokens' text, between two measurements; without it tokens show as ids."""
+        if self._server.facts.tokenizer is False:
+            return
+        ids = _shown_ids(columns)
+        try:
+            texts = await self._server.client.detokenize([[token] for token in ids])
+        except KlbenchError as error:
+            self._session.emit(
+                ev.Trouble(level="warning", what="tokens show as numbers", why=f"{error.what}: {error.why}")
+            )
+            return
+        file = self._session.folder.runs / f"{self.number}-{helper}-texts.json"
+        table = {str(token): text for token, text in zip(ids, texts, strict=True)}
+        write_atomically(file, msgspec.json.encode(table))
+        self._session.emit(
+            ev.TokenTexts(run=self.number, helper=helper, file=self._session.folder.relative(file))
+        )
+
+
+def _shown_ids(columns: HelperColumns) -> list[int]:
+    """The different ids of the generated tokens and of the ends of the prompts."""
+    ends = [
+        columns.prompt_ids[max(int(start), int(end) - CONTEXT_TOKENS) : int(end)]
+        for start, end in zip(columns.prompt_start[:-1], columns.prompt_start[1:], strict=True)
+    ]
+    return [int(token) for token in np.unique(np.concatenate([columns.token_id, *ends]))]
