@@ -2,7 +2,7 @@
 
 The writer of a slot is the last write to it before the read, whichever request wrote it. Within one arm a
 read that is not what was written is a wrong restore (eviction, overwrite, wrong slot). Only where both arms
-read what they wrote are the writes compared: other bits from equal inputs are a wrong write, from other inputs
+read what they wrote are the writes compared: other bits from equal inputs are a wrong write, from other ones
 they are inherited.
 """
 

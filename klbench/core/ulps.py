@@ -1,0 +1,143 @@
+"""How two rows of one dtype differ: in units in the last place, how many elements, and where they lie.
+
+A difference of rounding is a few ulps at scattered elements. A wrong mask, window, slot or head changes many
+elements by much, often whole blocks of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Pattern = Literal["equal", "scattered", "block", "whole"]
+
+_FLOATS: dict[str, tuple[str, int]] = {
+    # dtype: the unsigned type of its bits, and how many of them hold the mantissa
+    "float64": ("<u8", 52),
+    "float32": ("<u4", 23),
+    "float16": ("<u2", 10),
+    "bfloat16": ("<u2", 7),
+    "float8_e4m3fn": ("u1", 3),
+    "float8_e5m2": ("u1", 2),
+}
+_INTEGERS = {"int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "i1", "uint8": "u1", "bool": "u1"}
+_FEW_ULPS = 8
+_BLOCK = 8
+"""A run of this many differing elements is a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class UlpDifference:
+    """`max_ulps` is over elements that are numbers in both rows; others are counted in `not_numbers`."""
+
+    elements: int
+    differing: int
+    max_ulps: int
+    not_numbers: int
+    first: int
+    """The first differing element, -1 where none differs."""
+    last: int
+    longest_run: int
+    """The longest stretch of neighbours that all differ."""
+    pattern: Pattern
+
+    @property
+    def structured(self) -> bool:
+        """Whether it is more than rounding: many ulps, or NaN or infinity in one row only."""
+        return self.max_ulps > _FEW_ULPS or self.not_numbers > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "elements": self.elements,
+            "differing": self.differing,
+            "max_ulps": self.max_ulps,
+            "not_numbers": self.not_numbers,
+            "first": self.first,
+            "last": self.last,
+            "longest_run": self.longest_run,
+            "pattern": self.pattern,
+            "structured": self.structured,
+        }
+
+
+def compare_rows(dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> UlpDifference | None:
+    """Compares the raw bytes of two rows; None where the dtype is unknown or their sizes differ.
+
+    Two bit patterns that are both NaN count as different if their bits are; -0 and +0 are one ulp apart.
+    """
+    if a.shape != b.shape or a.ndim != 1:
+        return None
+    if dtype in _FLOATS:
+        kind, mantissa = _FLOATS[dtype]
+        bits = np.dtype(kind).itemsize
+        if a.size % bits:
+            return None
+        left, right = (np.ascontiguousarray(row).view(kind).astype(np.uint64) for row in (a, b))
+        differs = left != right
+        number = _is_number(left, dtype, bits, mantissa) & _is_number(right, dtype, bits, mantissa)
+        distance = _distance(_ordered(left, bits), _ordered(right, bits))
+    elif dtype in _INTEGERS:
+        if a.size % np.dtype(_INTEGERS[dtype]).itemsize:
+            return None
+        whole = [np.ascontiguousarray(row).view(_INTEGERS[dtype]).astype(np.int64) for row in (a, b)]
+        differs = whole[0] != whole[1]
+        number = np.ones(len(differs), dtype=np.bool_)
+        distance = _distance(*whole)
+    else:
+        return None
+    places = np.flatnonzero(differs)
+    counted = distance[differs & number]
+    run = _longest_run(differs)
+    return UlpDifference(
+        elements=len(differs),
+        differing=len(places),
+        max_ulps=int(counted.max()) if len(counted) else 0,
+        not_numbers=int((differs & ~number).sum()),
+        first=int(places[0]) if len(places) else -1,
+        last=int(places[-1]) if len(places) else -1,
+        longest_run=run,
+        pattern=_pattern(len(differs), len(places), run),
+    )
+
+
+def _is_number(bits: npt.NDArray[np.uint64], dtype: str, size: int, mantissa: int) -> npt.NDArray[np.bool_]:
+    """Whether each pattern is finite."""
+    magnitude = bits & np.uint64((1 << (8 * size - 1)) - 1)
+    if dtype == "float8_e4m3fn":
+        # No infinities: only the all-ones pattern is no number.
+        finite: npt.NDArray[np.bool_] = magnitude != np.uint64(0x7F)
+    else:
+        exponent = (1 << (8 * size - 1 - mantissa)) - 1
+        finite = (magnitude >> np.uint64(mantissa)) != np.uint64(exponent)
+    return finite
+
+
+def _ordered(bits: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64]:
+    """Integers in the order of the floats, neighbours one apart: negative floats count down from -1."""
+    magnitude = (bits & np.uint64((1 << (8 * size - 1)) - 1)).astype(np.int64)
+    negative = (bits >> np.uint64(8 * size - 1)).astype(np.bool_)
+    return np.where(negative, -magnitude - 1, magnitude)
+
+
+def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """|a - b|, exact: it fits 64 bits without a sign."""
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    result: npt.NDArray[np.uint64] = high.astype(np.uint64) - low.astype(np.uint64)
+    return result
+
+
+def _longest_run(differs: npt.NDArray[np.bool_]) -> int:
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], differs.astype(np.int8), [0]])))
+    return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0
+
+
+def _pattern(elements: int, differing: int, run: int) -> Pattern:
+    if not differing:
+        return "equal"
+    if differing == elements and elements > 1:
+        return "whole"
+    # Where nearly everything differs long runs come by themselves.
+    return "block" if run >= _BLOCK and run * 2 >= differing else "scattered"

@@ -1,0 +1,348 @@
+"""One capture from start to finding: repeat the arms with armed ids, convert, align, localise, clean up.
+
+    outcome = await capture(server_side, work, trace_dir=folder)
+    outcome.body()          the parts of klbench.locate/1 that it fills
+
+Same batch or it is another experiment: all prompts run again in the same order on the same cache state, only
+the chosen request is recorded, and each of its forwards is compared with the measured run's. Dump files live
+in a folder of their own below `trace_dir` and are removed at the end, however it ends, unless they are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klbench.core.alignment import Alignment, align, ranks_of
+from klbench.core.columns import HelperColumns, HelperName
+from klbench.core.findings import Evidence, Finding, Localisation
+from klbench.core.localisation import localise
+from klbench.core.trace import Arm, Trace
+from klbench.engine.arms import ArmOptions, run_arms
+from klbench.engine.capture_control import CaptureControl, RequestIds
+from klbench.engine.client import ServerClient
+from klbench.engine.compositions import Repetition, compare_compositions, read_compositions
+from klbench.engine.dump_process import DumpProcess
+from klbench.engine.forecast import Forecast, forecast
+from klbench.engine.progress import ArmObserver
+from klbench.engine.traces import read_trace
+from klbench.engine.ulp_rows import measure_ulps
+from klbench.errors import UndecidedError
+
+FREE_FLOOR_BYTES = 2 << 30
+"""Space that a capture leaves free on its disk."""
+
+Progress = Callable[[str, int, int], None]
+"""Phase, done, total."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSide:
+    """What a capture needs of a server that carries our plugin."""
+
+    client: ServerClient
+    control: CaptureControl
+    ids: RequestIds
+    dumps: DumpProcess
+    model_config: Mapping[str, Any]
+    """The model's config.json, for the forecast; may be empty."""
+    options: ArmOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is captured: one request of one measured helper."""
+
+    helper: HelperName
+    prompts: Sequence[Sequence[int]]
+    request: int
+    measured: HelperColumns
+    max_new_tokens: int
+    measured_passes: Collection[int] = ()
+    """The passes of the measured run, for comparing compositions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a capture found."""
+
+    work: Work
+    backend: str
+    alignment: Alignment
+    localisation: Localisation
+    repetition: Repetition | None
+    changed_logprobs: int
+    compared_logprobs: int
+    symptom_shows: bool
+    dump_bytes: int
+    trace_bytes: int
+    files: int
+    forwards: int
+    capture_s: float
+    convert_s: float
+    localise_s: float
+    forecast: Forecast
+    trace_dir: Path
+    kept_dumps: Path | None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.localisation.findings
+
+    def body(self) -> dict[str, Any]:
+        """The parts of klbench.locate/1 that a capture fills, and what the origin screen draws."""
+        found = self.localisation
+        return {
+            "alignment": self.alignment.as_dict()
+            | {"beyond_end": self.alignment.beyond_end, "unpaired": self.alignment.unpaired},
+            "capture": {
+                "backend": self.backend,
+                "bytes": self.dump_bytes,
+                "changed_logprobs": self.changed_logprobs,
+                "compared_logprobs": self.compared_logprobs,
+                "symptom_shows": self.symptom_shows,
+                "trace_bytes": self.trace_bytes,
+                "files": self.files,
+                "forwards": self.forwards,
+                "forecast_bytes": self.forecast.size_bytes,
+                "composition": self.repetition.as_dict() if self.repetition is not None else None,
+                "capture_s": round(self.capture_s, 3),
+                "convert_s": round(self.convert_s, 3),
+                "localise_s": round(self.localise_s, 3),
+                "trace_dir": str(self.trace_dir),
+                "kept_dumps": str(self.kept_dumps) if self.kept_dumps is not None else None,
+            },
+            "findings": [finding.as_dict(self.work.helper) for finding in found.findings],
+            "masked": [masked.as_dict() for masked in found.masked],
+            "around": [neighbour.as_dict() for neighbour in found.around],
+            "around_position": found.around_position,
+            "around_arm": found.around_arm,
+            "map": found.map.as_dict() if found.map is not None else None,
+        }
+
+
+def first_divergent_offset(columns: HelperColumns, request: int) -> int | None:
+    """The first generated token of the request whose logprobs are not bit-equal, None where all are."""
+    differs = _differs(columns, columns.tokens_of(request))
+    return int(np.argmax(differs)) if differs.any() else None
+
+
+def _differs(columns: HelperColumns, tokens: slice) -> Any:
+    """Which tokens' float32 bits differ; a NaN equals only the same NaN."""
+    return columns.decode_nats[tokens].view(np.uint32) != columns.prefill_nats[tokens].view(np.uint32)
+
+
+def generation_tokens(work: Work) -> int:
+    """How many tokens the generation arm needs to show the first divergence again."""
+    first = first_divergent_offset(work.measured, work.request)
+    return work.max_new_tokens if first is None else first + 1
+
+
+def forecast_for(side: ServerSide, work: Work) -> Forecast:
+    """What the capture will write, from the measured forwards where they are known."""
+    measured = []
+    if work.measured_passes:
+        log = side.control.control_dir / f"forwards-{side.control.ranks[0]}.jsonl"
+        measured = read_compositions(log, side.ids.nonce, work.measured_passes)
+    return forecast(
+        side.model_config,
+        work.measured,
+        work.request,
+        max_new_tokens=work.max_new_tokens,
+        generation_tokens=generation_tokens(work),
+        ranks=len(side.control.ranks),
+        measured_forwards=measured,
+        measured_passes=work.measured_passes,
+    )
+
+
+async def capture(
+    side: ServerSide,
+    work: Work,
+    *,
+    trace_dir: Path,
+    keep_dumps: bool = False,
+    free_floor_bytes: int = FREE_FLOOR_BYTES,
+    observe: ArmObserver | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Captures, localises and cleans up.
+
+    `trace_dir` (made if it is not there) keeps the trace. Raises UndecidedError when the disk is too full, a
+    rank refuses, the capture was cut, or the server no longer repeats its tokens.
+    """
+    say = progress or _say_nothing
+    expected = forecast_for(side, work)
+    dumps, trace_folder = _new_folders(trace_dir, expected, free_floor_bytes)
+    try:
+        began = time.monotonic()
+        cap = max(4 * expected.size_bytes, 1 << 30)
+        await side.control.open(dumps, free_floor_bytes=free_floor_bytes, size_cap_bytes=cap)
+        try:
+            say("repeating the arms", 0, expected.forwards)
+            columns = await run_arms(
+                side.client,
+                work.helper,
+                work.prompts,
+                max_new_tokens=work.max_new_tokens,
+                generation_tokens=generation_tokens(work),
+                rids=side.ids.next_pass({work.request}),
+                measured=work.measured,
+                observe=observe,
+                options=side.options,
+            )
+        finally:
+            await asyncio.shield(side.control.close())
+        captured_pass = side.ids.latest_pass
+        capture_s = time.monotonic() - began
+        if (reason := side.control.invalid(dumps)) is not None:
+            raise UndecidedError("the capture was cut", why=reason, next="free the disk and capture again")
+        began = time.monotonic()
+        converted = await side.dumps.convert(dumps, trace_folder, lambda a, b: say("converting", a, b))
+        convert_s = time.monotonic() - began
+        began = time.monotonic()
+        say("localising", 0, 1)
+        trace = await asyncio.to_thread(read_trace, trace_folder)
+        alignment, found = await asyncio.to_thread(_localise, trace, work, columns)
+        localise_s = time.monotonic() - began
+        say("fetching rows", 0, 1)
+        found = await measure_ulps(side.dumps, dumps, trace, found, alignment.pairs)
+        repetition = _repetition(side, work, captured_pass)
+        changed, compared = _changed(work, columns)
+        outcome = Outcome(
+            work=work,
+            backend=trace.backend,
+            alignment=alignment,
+            localisation=found,
+            repetition=repetition,
+            changed_logprobs=changed,
+            compared_logprobs=compared,
+            symptom_shows=first_divergent_offset(columns, work.request) is not None,
+            dump_bytes=converted.dump_bytes,
+            trace_bytes=converted.trace_bytes,
+            files=converted.files,
+            forwards=converted.forwards,
+            capture_s=capture_s,
+            convert_s=convert_s,
+            localise_s=localise_s,
+            forecast=expected,
+            trace_dir=trace_folder,
+            kept_dumps=dumps if keep_dumps else None,
+        )
+        return _weighed(outcome)
+    finally:
+        if not keep_dumps:
+            await asyncio.to_thread(shutil.rmtree, dumps, True)
+
+
+def _say_nothing(phase: str, done: int, total: int) -> None:
+    pass
+
+
+def _new_folders(trace_dir: Path, expected: Forecast, free_floor_bytes: int) -> tuple[Path, Path]:
+    """A new folder for the dumps and the name of the trace's. Raises UndecidedError where they do not fit."""
+    trace_dir = trace_dir.absolute()
+    trace_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    free = shutil.disk_usage(trace_dir).free
+    if free - expected.size_bytes < free_floor_bytes:
+        raise UndecidedError(
+            f"a capture would write about {expected.size_bytes} bytes to {trace_dir}",
+            why=f"{free} are free there and {free_floor_bytes} must stay free",
+            next="choose a larger disk with --trace-dir, or fewer and shorter prompts that still diverge",
+        )
+    number = 1
+    while True:
+        dumps, trace = trace_dir / f"dumps-{number}", trace_dir / f"trace-{number}"
+        if not trace.exists():
+            try:
+                dumps.mkdir(mode=0o700)
+            except FileExistsError:
+                pass
+            else:
+                return dumps, trace
+        number += 1
+
+
+def last_positions(work: Work, columns: HelperColumns) -> dict[Arm, int]:
+    """For each arm, the last row that the request needed: prompt and all generated tokens but the last."""
+    prompt = int(columns.prompt_len[work.request])
+    output = int(columns.output_len[work.request])
+    limits = {Arm.GENERATION: prompt + output - 2}
+    if work.helper == "decode_cache_hit":
+        # The second turn's prompt is the first turn's prompt, its output and a separator of one token or more.
+        first_output = prompt - len(work.prompts[work.request]) - 1
+        limits[Arm.WARMING] = len(work.prompts[work.request]) + max(first_output, 1) - 2
+    return limits
+
+
+def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignment, Localisation]:
+    """Aligns and localises every rank; the first rank's alignment stands for all unless another refuses."""
+    limits = last_positions(work, columns)
+    alignments = [align(trace, work.request, rank, limits) for rank in ranks_of(trace)]
+    if not alignments:
+        raise UndecidedError(
+            "nothing was captured",
+            why="no forward held the chosen request",
+            next="check that the server runs eager and carries klbench's plugin",
+        )
+    offsets = np.flatnonzero(_differs(columns, columns.tokens_of(work.request)))
+    divergent = int(columns.prompt_len[work.request]) + offsets
+    refused = [alignment for alignment in alignments if not alignment.proved]
+    return (refused or alignments)[0], localise(trace, alignments, divergent)
+
+
+def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:
+    """How many logprobs of all requests changed their bits under capture, and how many were compared."""
+    changed = compared = 0
+    for request in range(columns.requests):
+        now, before = columns.tokens_of(request), work.measured.tokens_of(request)
+        count = min(now.stop - now.start, before.stop - before.start)
+        for name in ("decode_nats", "prefill_nats"):
+            a = getattr(columns, name)[now][:count].view(np.uint32)
+            b = getattr(work.measured, name)[before][:count].view(np.uint32)
+            changed += int((a != b).sum())
+            compared += count
+    return changed, compared
+
+
+def _repetition(side: ServerSide, work: Work, captured_pass: int) -> Repetition | None:
+    if not work.measured_passes:
+        return None
+    log = side.control.control_dir / f"forwards-{side.control.ranks[0]}.jsonl"
+    forwards = read_compositions(log, side.ids.nonce, [*work.measured_passes, captured_pass])
+    return compare_compositions(forwards, work.measured_passes, forwards, [captured_pass], work.request)
+
+
+def _weighed(outcome: Outcome) -> Outcome:
+    """Lowers the grade, with the reason, where the capture was not the measured experiment."""
+    doubts = []
+    if not outcome.symptom_shows:
+        text = "The divergence did not show again while it was captured."
+        doubts.append(Evidence("symptom_gone", text, {}))
+    if outcome.changed_logprobs:
+        text = f"{outcome.changed_logprobs} logprobs changed their bits under capture."
+        doubts.append(Evidence("capture_changed_logprobs", text, {"count": outcome.changed_logprobs}))
+    repetition = outcome.repetition
+    if repetition is not None and not repetition.repeated:
+        text = (
+            f"{repetition.forwards - repetition.same} of {repetition.forwards} forwards of the request were "
+            f"not made of the same rows as in the measured run: {repetition.first_difference}."
+        )
+        doubts.append(Evidence("other_batch", text, repetition.as_dict()))
+    if not doubts:
+        return outcome
+    findings = tuple(
+        dataclasses.replace(finding, grade="unknown", evidence=(*finding.evidence, *doubts))
+        for finding in outcome.findings
+    )
+    return dataclasses.replace(
+        outcome, localisation=dataclasses.replace(outcome.localisation, findings=findings)
+    )

@@ -1,0 +1,140 @@
+"""Fetches the real rows of the operators around an origin and measures them in ulps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klbench.core.comparison import Pairs
+from klbench.core.findings import Evidence, Finding, Localisation, Neighbour
+from klbench.core.trace import Arm, Direction, Trace
+from klbench.core.ulps import UlpDifference, compare_rows
+from klbench.engine.dump_process import DumpProcess
+from klbench.engine.traces import read_rows
+from klbench.errors import KlbenchError
+
+_FINDINGS = 8
+"""Origins whose rows are fetched."""
+
+
+async def measure_ulps(
+    dumps: DumpProcess, dump_dir: Path, trace: Trace, found: Localisation, pairs: Pairs
+) -> Localisation:
+    """`found` with the largest difference in ulps of each output around the first origin and at each origin.
+
+    Rows that cannot be fetched leave None: the finding does not depend on them.
+    """
+    wanted: list[dict[str, Any]] = []
+    arm = Arm[found.around_arm.upper()] if found.around_arm is not None else None
+    if arm is not None and found.around_position is not None:
+        for neighbour in found.around:
+            if neighbour.output == "differs":
+                key = f"around/{neighbour.operator}"
+                wanted += _rows_of(trace, pairs, key, neighbour.operator, found.around_position, arm)
+    for number, finding in enumerate(found.findings[:_FINDINGS]):
+        if finding.rank == pairs.rank and finding.kind not in ("head", "not_aligned"):
+            direction = Direction.IN if finding.kind == "gap" else Direction.OUT
+            wanted += _rows_of(
+                trace,
+                pairs,
+                f"finding/{number}",
+                finding.operator,
+                finding.first_position,
+                Arm[finding.arm.upper()],
+                direction,
+            )
+    if not wanted:
+        return found
+    out_file = dump_dir / "rows.safetensors"
+    try:
+        await dumps.fetch_rows(dump_dir, wanted, out_file)
+        rows = read_rows(out_file)
+    except KlbenchError:
+        return found
+    measured = _measured(rows)
+    around = tuple(
+        _with_ulps(neighbour, measured.get(f"around/{neighbour.operator}")) for neighbour in found.around
+    )
+    findings = tuple(
+        _with_difference(finding, measured.get(f"finding/{number}"))
+        for number, finding in enumerate(found.findings)
+    )
+    return dataclasses.replace(found, around=around, findings=findings)
+
+
+def _rows_of(
+    trace: Trace,
+    pairs: Pairs,
+    key: str,
+    operator: int,
+    position: int,
+    arm: Arm,
+    direction: Direction = Direction.OUT,
+) -> list[dict[str, Any]]:
+    """Both arms' rows of each argument of a call, as `dumps rows` wants them."""
+    nodes = np.flatnonzero((pairs.position == position) & (pairs.arm == arm))
+    if not len(nodes):
+        return []
+    wanted = []
+    for side, row in (("a", pairs.decode_row[nodes[0]]), ("b", pairs.scoring_row[nodes[0]])):
+        forward = int(trace.row_forward[row])
+        here = np.flatnonzero(
+            (trace.tensor_forward == forward)
+            & (trace.tensor_operator == operator)
+            & (trace.tensor_direction == direction)
+        )
+        wanted += [
+            {
+                "key": f"{key}/{argument}/{side}",
+                "rank": pairs.rank,
+                "forward": int(trace.forward_number[forward]),
+                "module": trace.operators[operator].module,
+                "call": trace.operators[operator].call,
+                "direction": int(direction),
+                "argument": trace.arguments[argument],
+                "row_in_batch": int(trace.row_in_batch[row]),
+            }
+            for argument in np.unique(trace.tensor_argument[here]).tolist()
+        ]
+    return wanted
+
+
+def _measured(rows: dict[str, tuple[str, Any]]) -> dict[str, UlpDifference]:
+    """The largest difference of each key over its arguments."""
+    result: dict[str, UlpDifference] = {}
+    for name, (dtype, a) in rows.items():
+        if not name.endswith("/a"):
+            continue
+        other = rows.get(name[:-1] + "b")
+        if other is None or other[0] != dtype:
+            continue
+        difference = compare_rows(dtype, a, other[1])
+        key = name.rsplit("/", 2)[0]
+        if difference is not None and (key not in result or _size(difference) > _size(result[key])):
+            result[key] = difference
+    return result
+
+
+def _size(difference: UlpDifference) -> tuple[int, int, int]:
+    return difference.not_numbers, difference.max_ulps, difference.differing
+
+
+def _with_ulps(neighbour: Neighbour, difference: UlpDifference | None) -> Neighbour:
+    return neighbour if difference is None else dataclasses.replace(neighbour, ulp_max=difference.max_ulps)
+
+
+def _with_difference(finding: Finding, difference: UlpDifference | None) -> Finding:
+    if difference is None or not difference.differing:
+        return finding
+    shape = {"scattered": "scattered", "block": "in a block", "whole": "the whole row"}[difference.pattern]
+    text = (
+        f"{difference.differing} of {difference.elements} elements differ, by at most {difference.max_ulps} "
+        f"ulps, {shape}"
+    )
+    if difference.not_numbers:
+        text += f"; {difference.not_numbers} are NaN or infinite in one arm"
+    evidence = Evidence("ulps", text + ".", difference.as_dict())
+    return dataclasses.replace(finding, ulp_max=difference.max_ulps, evidence=(*finding.evidence, evidence))
