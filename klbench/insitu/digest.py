@@ -9,13 +9,20 @@ against it.
 `klbench/core/digests.py` computes the same in numpy; a test holds the two together.
 """
 
-from typing import Dict, Tuple
+from collections import OrderedDict
+from typing import Dict, List, Sequence, Tuple
 
 import torch
 
 _MASK_64 = (1 << 64) - 1
-_LANE_LIMIT = 1 << 21
-"""Lanes mixed at a time: bounds the temporary memory to some 50 MB."""
+_LANE_LIMIT = 1 << 16
+"""Lanes mixed at a time on a CPU: two buffers of 512 KB stay in its cache."""
+
+_DEVICE_LANE_LIMIT = 1 << 22
+"""The same elsewhere: few launches, and at most 64 MB of temporary memory."""
+
+_PLANS = 32
+_PLAN_LANES = 1 << 18
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_A = 0xBF58476D1CE4E5B9
@@ -73,26 +80,105 @@ def as_lanes(tensor: torch.Tensor, rows: int) -> Tuple[torch.Tensor, int]:
     return data.view(torch.int64) if data.shape[1] else data.new_empty((rows, 0)).long(), row_bytes
 
 
+def _mix_into_sums(y: torch.Tensor, scratch: torch.Tensor, keys: Sequence[torch.Tensor]) -> None:
+    """y = the terms of `low`, in place; `scratch` is as large as y."""
+    y.bitwise_xor_(keys[0])
+    torch.bitwise_right_shift(y, 32, out=scratch)
+    y.bitwise_xor_(scratch.bitwise_and_((1 << 32) - 1)).mul_(keys[1])
+    torch.bitwise_right_shift(y, 29, out=scratch)
+    y.bitwise_xor_(scratch.bitwise_and_((1 << 35) - 1))
+
+
+def _mix_further(y: torch.Tensor, scratch: torch.Tensor, keys: Sequence[torch.Tensor]) -> None:
+    """y = the terms of `high`, from those of `low`, in place."""
+    y.mul_(keys[2])
+    torch.bitwise_right_shift(y, 32, out=scratch)
+    y.bitwise_xor_(scratch.bitwise_and_((1 << 32) - 1))
+
+
+def row_sums(lanes: torch.Tensor) -> torch.Tensor:
+    """The two sums of each row of int64 [rows, lanes], not finished: int64 [2, rows]."""
+    rows, width = lanes.shape
+    sums = lanes.new_zeros((2, rows))
+    if not rows or not width:
+        return sums
+    limit = _LANE_LIMIT if lanes.device.type == "cpu" else _DEVICE_LANE_LIMIT
+    keys = _lane_keys(width, lanes.device)
+    across = min(width, limit)
+    step = min(rows, max(1, limit // across))
+    buffer, scratch = lanes.new_empty((step, across)), lanes.new_empty((step, across))
+    for first in range(0, width, across):
+        columns = slice(first, min(first + across, width))
+        own = [key[columns] for key in keys]
+        for top in range(0, rows, step):
+            block = slice(top, min(top + step, rows))
+            y = buffer[: block.stop - top, : columns.stop - first]
+            z = scratch[: block.stop - top, : columns.stop - first]
+            y.copy_(lanes[block, columns])
+            _mix_into_sums(y, z, own)
+            sums[0, block] += y.sum(dim=1)
+            _mix_further(y, z, own)
+            sums[1, block] += y.sum(dim=1)
+    return sums
+
+
+class _Plan:
+    """Keys and row ends of pieces of certain shapes laid end to end."""
+
+    def __init__(self, shapes: Sequence[Tuple[int, int]], device: torch.device) -> None:
+        keys: List[List[torch.Tensor]] = [[], [], []]
+        widths: List[int] = []
+        for rows, width in shapes:
+            for key, own in zip(keys, _lane_keys(width, device), strict=True):
+                key.append(own.repeat(rows))
+            widths += [width] * rows
+        self.keys = [torch.cat(key) for key in keys]
+        self.ends = torch.cumsum(torch.tensor(widths, dtype=torch.int64), 0).to(device)
+
+
+_plans: "OrderedDict[Tuple[str, Tuple[Tuple[int, int], ...]], _Plan]" = OrderedDict()
+
+
+def sums_of_pieces(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`row_sums` of several int64 [rows, lanes] in one go: int64 [2, all rows], piece after piece.
+
+    For many small pieces: one pass over them end to end, and a row's sum is the difference of two running
+    sums, which wrapping around does not disturb.
+    """
+    shapes = tuple((piece.shape[0], piece.shape[1]) for piece in pieces)
+    lanes = sum(rows * width for rows, width in shapes)
+    if lanes > _PLAN_LANES or any(not width for _, width in shapes):
+        return torch.cat([row_sums(piece) for piece in pieces], dim=1)
+    device = pieces[0].device
+    name = (str(device), shapes)
+    plan = _plans.pop(name, None) or _Plan(shapes, device)
+    _plans[name] = plan
+    if len(_plans) > _PLANS:
+        _plans.popitem(last=False)
+    y = torch.cat([piece.reshape(-1) for piece in pieces])
+    scratch = torch.empty_like(y)
+    running = y.new_zeros((2, len(plan.ends) + 1))
+    _mix_into_sums(y, scratch, plan.keys)
+    torch.index_select(torch.cumsum(y, 0), 0, plan.ends - 1, out=running[0, 1:])
+    _mix_further(y, scratch, plan.keys)
+    torch.index_select(torch.cumsum(y, 0), 0, plan.ends - 1, out=running[1, 1:])
+    return running[:, 1:] - running[:, :-1]
+
+
+def finished(sums: torch.Tensor, row_bytes: "torch.Tensor | int") -> torch.Tensor:
+    """The digests int64 [rows, 2] of sums [2, rows]; `row_bytes` one for all, or one a row (int64)."""
+    length = _signed(row_bytes * GOLDEN) if isinstance(row_bytes, int) else row_bytes * _signed(GOLDEN)
+    low = _mixed(sums[0] + length)
+    return torch.stack([low, _mixed(sums[1] ^ low) + low], dim=1)
+
+
+def position_keys(positions: int, device: torch.device) -> torch.Tensor:
+    """Odd multipliers for the positions 0 to `positions`, one for each sum: int64 [2, positions]."""
+    _, low, high = _lane_keys(max(positions, 1), device)
+    return torch.stack([low[:positions], high[:positions]])
+
+
 def digest_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     """The digests of `tensor` seen as `rows` equal rows in memory order: int64 [rows, 2], low and high."""
     lanes, row_bytes = as_lanes(tensor, rows)
-    width = lanes.shape[1]
-    low = lanes.new_zeros(rows)
-    high = lanes.new_zeros(rows)
-    if width:
-        keys, times_low, times_high = _lane_keys(width, lanes.device)
-        for first in range(0, width, _LANE_LIMIT):
-            columns = slice(first, first + _LANE_LIMIT)
-            step = max(1, _LANE_LIMIT // min(width, _LANE_LIMIT))
-            for top in range(0, rows, step):
-                block = slice(top, top + step)
-                x = lanes[block, columns] ^ keys[columns]
-                x = (x ^ _shifted(x, 32)) * times_low[columns]
-                x = x ^ _shifted(x, 29)
-                low[block] += x.sum(dim=1)
-                x = x * times_high[columns]
-                x = x ^ _shifted(x, 32)
-                high[block] += x.sum(dim=1)
-    low = _mixed(low + _signed(row_bytes * GOLDEN))
-    high = _mixed(high ^ low) + low
-    return torch.stack([low, high], dim=1)
+    return finished(row_sums(lanes), row_bytes)

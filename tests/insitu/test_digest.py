@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from klbench.core import digests as reference  # noqa: E402
-from klbench.insitu.digest import digest_rows  # noqa: E402
+from klbench.insitu.digest import digest_rows, finished, row_sums, sums_of_pieces  # noqa: E402
 
 DTYPES = [
     torch.bfloat16,
@@ -118,3 +118,19 @@ def test_a_view_into_a_larger_tensor_digests_as_its_copy() -> None:
 
     assert torch.equal(digest_rows(large[1:4, 3:30], 3), digest_rows(large[1:4, 3:30].clone(), 3))
     assert torch.equal(digest_rows(large[1:2, 1:9], 1), digest_rows(large[1:2, 1:9].clone(), 1))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=6), st.integers(0, 99))
+def test_many_small_pieces_are_summed_together_as_each_alone(
+    shapes: list[tuple[int, int]], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    pieces = [torch.randint(-(2**62), 2**62, shape, generator=generator) for shape in shapes]
+
+    together = sums_of_pieces(pieces)
+
+    assert torch.equal(together, torch.cat([row_sums(piece) for piece in pieces], dim=1))
+    assert torch.equal(
+        finished(together[:, : shapes[0][0]], shapes[0][1] * 8), digest_rows(pieces[0], shapes[0][0])
+    )
