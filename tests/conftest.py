@@ -1,0 +1,109 @@
+"""What tests share: a real sglang server on the CPU, one at a time, because a machine here has two cores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from klbench.core.columns import HelperColumns, HelperName
+from klbench.engine.client import OnCall, ServerClient
+from klbench.engine.server import Server
+from klbench.engine.target import Demo, LaunchOptions
+from klbench.zoo import Kind
+
+
+class RunningDemo:
+    """A demo server that is up. `server()` gives a `Server` for the event loop of the test that calls it."""
+
+    def __init__(self, started: Server) -> None:
+        self._started = started
+
+    @property
+    def url(self) -> str:
+        return self._started.url
+
+    @property
+    def control_dir(self) -> Path:
+        assert self._started.control_dir is not None
+        return self._started.control_dir
+
+    @property
+    def nonce(self) -> str:
+        assert self._started.nonce is not None
+        return self._started.nonce
+
+    def server(self, on_call: OnCall | None = None) -> Server:
+        old = self._started
+        return Server(
+            url=old.url,
+            client=ServerClient(old.url, on_call=on_call),
+            facts=old.facts,
+            info=old.info,
+            plan=old.plan,
+            process=old.process,
+            launch_s=old.launch_s,
+            ready_to_capture=old.ready_to_capture,
+            presences=old.presences,
+            notes=old.notes,
+        )
+
+    def run(
+        self, helper: HelperName, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
+    ) -> HelperColumns:
+        """Runs one helper from a test that has no event loop."""
+
+        async def once() -> HelperColumns:
+            server = self.server()
+            try:
+                return await server.run_helper(helper, prompts, max_new_tokens=max_new_tokens)
+            finally:
+                await server.client.close()
+
+        return asyncio.run(once())
+
+    def kill(self) -> None:
+        self._started.kill_now()
+
+
+StartDemo = Callable[..., RunningDemo]
+
+
+@pytest.fixture(scope="session")
+def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDemo]:
+    """`demo_server(kind, flags, fault, deterministic=True)`: that server, ready.
+
+    The last one stays up until another is asked for, so tests that want the same should stand together.
+    """
+    running: dict[tuple[object, ...], RunningDemo] = {}
+
+    def start(
+        kind: Kind = "dense",
+        flags: Sequence[str] = (),
+        fault: str | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> RunningDemo:
+        wanted = (kind, tuple(flags), fault, deterministic)
+        if wanted in running:
+            return running[wanted]
+        for other in running.values():
+            other.kill()
+        running.clear()
+        options = LaunchOptions(arguments=tuple(flags), deterministic=deterministic, fault=fault)
+        folder = tmp_path_factory.mktemp("demo-server")
+
+        async def once() -> Server:
+            server = await Server.start(Demo(kind), options, folder=folder, launch_timeout_s=280)
+            # Its connections belong to this event loop, which ends here.
+            await server.client.close()
+            return server
+
+        running[wanted] = RunningDemo(asyncio.run(once()))
+        return running[wanted]
+
+    yield start
+    for server in running.values():
+        server.kill()
