@@ -9,7 +9,7 @@ whose width is certain; what was hidden is shown:
     >>> visible_token(" of")
     "' of'"
 
-Invariants: `visible` is idempotent; `len(fit(text, n))` is n cells, always.
+Invariants: `visible` is idempotent; `fit(text, n)` takes exactly n cells; no line of `wrap(text, n)` more.
 """
 
 from __future__ import annotations
@@ -78,6 +78,25 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     return padding + text if right else text + padding
 
 
+def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
+    """`text` (already visible) in lines of at most `width` cells, broken at spaces where there are some.
+
+    Every line after the first begins with `indent`.
+    """
+    lines: list[str] = []
+    rest, room = text, max(width, 8)
+    while cell_width(rest) > room:
+        head = _head(rest, room)
+        space = head.rfind(" ", len(indent) + 1 if lines else 1)
+        # Not within the leading blanks or the indent, which would never end.
+        if space > len(head) // 3 and rest[len(head) : len(head) + 1] != " ":
+            head = head[:space]
+        lines.append(head.rstrip())
+        rest = indent + rest[len(head) :].lstrip(" ")
+    lines.append(rest)
+    return lines
+
+
 def logprob(nats: float) -> str:
     """A logprob with 7 decimals, in at most LOGPROB_WIDTH cells: `-3.4072628`."""
     if math.isnan(nats):
@@ -139,6 +158,16 @@ def _cut(text: str, width: int) -> tuple[str, int]:
         kept.append(character)
         taken += step
     return ("".join(kept) + "…", taken + 1) if width > 0 else ("", 0)
+
+
+def _head(text: str, width: int) -> str:
+    """As much of the beginning as fits into `width` cells, at least one character."""
+    taken = 0
+    for index, character in enumerate(text):
+        taken += _width(character)
+        if taken > width and index:
+            return text[:index]
+    return text
 
 
 def _width(character: str) -> int:

@@ -339,8 +339,9 @@ async def _until_gone(folder: SessionFolder) -> None:
     """Return once the session's runner is gone, or STOP_WAIT_S has passed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_WAIT_S):
-            while link.find_runner(folder) is not None:
-                await asyncio.sleep(0.1)  # noqa: ASYNC110 - another process: there is no event to wait for
+            # It is another process: there is no event to wait for.
+            while link.find_runner(folder) is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
 
 async def machine_line() -> str:

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from klbench.core.columns import HelperColumns
+from klbench.core.kl import divergent, summarise, token_k3
 from klbench.errors import KlbenchError, UndecidedError
 from klbench.session.columns import load_columns
 from klbench.session.folder import SessionFolder
@@ -60,30 +60,21 @@ class Measurement:
 
 
 def measure(run: int, columns: HelperColumns, texts: Mapping[int, str] | None = None) -> Measurement:
-    """Derive what the screens show from the columns of one helper."""
-    decode, prefill = columns.decode_nats.astype(np.float64), columns.prefill_nats.astype(np.float64)
+    """Derive what the screens show from the columns of one helper; the numbers are core.kl's."""
+    summary = summarise(columns)
     with np.errstate(all="ignore"):
-        delta = decode - prefill
-        ratio = -delta
-        k3 = np.expm1(ratio) - ratio
-        k3[delta == 0] = 0.0
-    differs = columns.decode_nats.view(np.uint32) != columns.prefill_nats.view(np.uint32)
-    counts = np.diff(columns.start)
-    with np.errstate(all="ignore"):
-        kl = np.where(counts > 0, _per_request(np.add, k3, columns.start) / np.maximum(counts, 1), np.nan)
-    at = np.arange(len(delta), dtype=np.int64)
-    first = _per_request(np.minimum, np.where(differs, at, len(delta)), columns.start)
-    differing = _per_request(np.add, differs.astype(np.int64), columns.start)
+        delta = columns.decode_nats.astype(np.float64) - columns.prefill_nats
+        k3 = token_k3(columns.prefill_nats, columns.decode_nats)
     return Measurement(
         run=run,
         columns=columns,
         delta_nats=delta,
-        differs=differs,
+        differs=divergent(columns),
         k3_nats=k3,
-        kl_nats=kl,
-        max_abs_nats=_per_request(np.maximum, np.abs(delta), columns.start),
-        differing=differing,
-        first_offset=np.where(differing > 0, first - columns.start[:-1], -1),
+        kl_nats=summary.kl_nats,
+        max_abs_nats=summary.max_abs_dlogprob,
+        differing=summary.divergent_tokens,
+        first_offset=summary.first_offset,
         texts=texts or {},
     )
 
@@ -115,12 +106,3 @@ def load_texts(path: Path) -> dict[int, str]:
         }
     except (OSError, ValueError, RecursionError) as error:
         raise UndecidedError("cannot read the token texts", why=str(error)) from error
-
-
-def _per_request(operation: np.ufunc, values: npt.NDArray[Any], start: npt.NDArray[np.int64]) -> Any:
-    """`operation` over each request's stretch of `values`; 0 where the stretch is empty."""
-    out = np.zeros(len(start) - 1, values.dtype)
-    filled = np.flatnonzero(np.diff(start) > 0)
-    if len(filled):
-        out[filled] = operation.reduceat(values, start[filled])
-    return out

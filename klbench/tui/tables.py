@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,15 @@ from klbench.session.link import SessionSummary
 from klbench.session.state import CallLine, HelperState
 from klbench.tui.measurement import Measurement
 from klbench.tui.widgets.virtual_table import Column, Rows
-from klbench.tui.wording import TONES, helper_line
+from klbench.tui.wording import TONES
 
 _DASH = "–"
+_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.\d+\.")
 
 
-def helper_rows(helpers: Sequence[HelperState], now: float) -> Rows:
-    """One line a helper; the line is composed, for a running helper has other columns than an ended one."""
-    lines = [helper_line(helper, now) for helper in helpers]
-    column = Column("helper", "helper", 72, lambda row: lines[row], stretch=120)
+def helper_rows(helpers: Sequence[HelperState], lines: Sequence[str]) -> Rows:
+    """One line a helper; it is composed, for a running helper has other columns than an ended one."""
+    column = Column("helper", "helper", 40, lambda row: lines[row], stretch=200)
     return Rows((column,), len(helpers), tone=lambda row: TONES.get(helpers[row].status, ""))
 
 
@@ -42,14 +43,14 @@ def request_rows(measured: Measurement, modulus: int = 0) -> Rows:
 
     columns = [
         Column("request", "#", 4, str, np.arange(c.requests), right=True),
-        Column("prompt", "prompt", 8, lambda r: str(c.prompt_len[r]), c.prompt_len, right=True),
-        Column("cached", "cached", 8, lambda r: str(c.cached_generation[r]), c.cached_generation, right=True),
+        Column("prompt", "prompt", 6, lambda r: str(c.prompt_len[r]), c.prompt_len, right=True),
+        Column("cached", "cached", 6, lambda r: str(c.cached_generation[r]), c.cached_generation, right=True),
         Column("kl", "kl", 7, lambda r: number(measured.kl_nats[r], r), measured.kl_nats, descends=True),
-        Column("max", "max |Δ|", 9, lambda r: number(measured.max_abs_nats[r], r), measured.max_abs_nats,
+        Column("max", "max |Δ|", 7, lambda r: number(measured.max_abs_nats[r], r), measured.max_abs_nats,
                descends=True),
-        Column("differ", "differ", 10, share, fraction, right=True, descends=True),
-        Column("first", "first", 7, lambda r: or_dash(int(first[r])), _last_if_negative(first), right=True),
-        Column("position", "pos", 6, lambda r: or_dash(int(position[r])), _last_if_negative(position),
+        Column("differ", "differ", 8, share, fraction, right=True, descends=True),
+        Column("first", "first", 5, lambda r: or_dash(int(first[r])), _last_if_negative(first), right=True),
+        Column("position", "pos", 5, lambda r: or_dash(int(position[r])), _last_if_negative(position),
                right=True),
         Column("output", "output", 8, lambda r: str(c.output_len[r]), c.output_len, right=True, optional=2),
         Column("scoring", "cached (scoring)", 16, lambda r: str(c.cached_scoring[r]), c.cached_scoring,
@@ -59,7 +60,7 @@ def request_rows(measured: Measurement, modulus: int = 0) -> Rows:
         residue = c.cached_generation % modulus
         title = f"mod {modulus}"
         columns.insert(
-            3, Column("residue", title, len(title) + 2, lambda r: str(residue[r]), residue, right=True)
+            3, Column("residue", title, max(len(title), 5), lambda r: str(residue[r]), residue, right=True)
         )
 
     def tone(row: int) -> str:
@@ -109,22 +110,26 @@ def operator_rows(around: Sequence[Mapping[str, Any]]) -> Rows:
 
     def text(row: int, key: str) -> str:
         value = around[row].get(key)
-        return "" if value is None else visible(str(value))
+        return "" if value in (None, "none") else visible(str(value)).replace("_", " ")
+
+    def module(row: int) -> str:
+        """The path without what all operators of a layer share."""
+        return _LAYER.sub("", visible(str(around[row].get("module", "?"))))
 
     def ulp(row: int) -> str:
-        value = around[row].get("ulp")
+        value = around[row].get("ulp_max")
         return _DASH if value is None else visible(str(value))
 
     def mark(row: int) -> str:
         return "◉" if around[row].get("origin") else ""
 
-    width = max((len(text(row, "module")) for row in range(len(around))), default=10)
+    width = max((len(module(row)) for row in range(len(around))), default=10)
     columns = (
-        Column("origin", "", 1, mark),
-        Column("module", "operator", min(max(width, 20), 36), lambda r: text(r, "module"), stretch=30),
-        Column("inputs", "inputs", 9, lambda r: text(r, "inputs")),
-        Column("state", "state", 10, lambda r: text(r, "state")),
-        Column("output", "output", 9, lambda r: text(r, "output")),
+        Column("origin", " ", 1, mark),
+        Column("module", "operator", min(max(width, 20), 30), module, stretch=30),
+        Column("inputs", "inputs", 12, lambda r: text(r, "inputs")),
+        Column("state", "state read", 12, lambda r: text(r, "state")),
+        Column("output", "output", 12, lambda r: text(r, "output")),
         Column("ulp", "ulp", 6, ulp, right=True),
     )
 

@@ -25,7 +25,7 @@ _PHASES = {
     "warming_up": "warming up",
     "ready": "ready",
     "stopping": "stopping the server",
-    "stopped": "server stopped",
+    "stopped": "stopped",
     "failed": "server failed",
 }
 _STATUS = {
@@ -45,6 +45,8 @@ def title(state: SessionState, session: str, width: int) -> str:
     """Where am I: the model, the machine, what is in force; the session's name where there is room."""
     facts, target = state.server.facts, state.runner.target
     parts = ["klbench", _model(facts, target)]
+    if state.server.fault:
+        parts.append(f"fault {state.server.fault.partition(':')[0]}")
     if facts:
         parts += [_machine(facts), "deterministic" if facts.get("deterministic") else "NOT deterministic"]
         parts.append("radix on" if facts.get("radix_cache") else "radix OFF")
@@ -53,15 +55,13 @@ def title(state: SessionState, session: str, width: int) -> str:
             parts += [f"tp {facts.get('tp_size', 1)}", f"sglang {_sglang(facts)}"]
     elif target:
         parts.append(_target(target))
-    if state.server.fault:
-        parts.append(f"fault {state.server.fault}")
     left = " " + " · ".join(visible(part) for part in parts if part)
     right = f"session {visible(session)}" if session and width >= 120 else ""
     room = width - cell_width(right) - (2 if right else 0)
     return fit(left, room) + (f"  {right}" if right else "")
 
 
-def status(state: SessionState, *, live: bool, readonly: bool, now: float) -> str:
+def status(state: SessionState, width: int, *, live: bool, readonly: bool, now: float) -> str:
     """What is it doing: server, run, job, each with its time."""
     server = state.server
     phase = _PHASES.get(server.phase, server.phase.replace("_", " "))
@@ -81,7 +81,7 @@ def status(state: SessionState, *, live: bool, readonly: bool, now: float) -> st
         parts.append("finished session" if not readonly else "read-only")
     elif readonly:
         parts.append("read-only")
-    return " " + " · ".join(visible(part) for part in parts if part)
+    return fit(" " + " · ".join(visible(part) for part in parts if part), width).rstrip()
 
 
 def job(job: JobState, now: float) -> str:
@@ -95,8 +95,8 @@ def job(job: JobState, now: float) -> str:
     return ", ".join(words)
 
 
-def helper_line(helper: HelperState, now: float) -> str:
-    """One line of the helpers' pane."""
+def helper_line(helper: HelperState, now: float, width: int) -> str:
+    """One line of the helpers' pane; what does not fit into `width` cells is left out from the right."""
     name = fit(helper.helper, 17)
     shown = fit(_STATUS.get(helper.status, helper.status), 8)
     result = helper.result
@@ -113,10 +113,14 @@ def helper_line(helper: HelperState, now: float) -> str:
     ]  # fmt: skip
     tail = f"max |Δ| {float(result.get('max_abs_dlogprob') or 0):.3g}"
     equal = result.get("bit_equal_fraction")
-    extra = [tail] + ([f"{float(equal):.1%} bit-equal"] if equal is not None else [])
-    extra += [f"{nan} NaN"] if nan else []
+    extra = [f"{nan} NaN"] if nan else []
     extra += [f"{result['dropped']} dropped"] if result.get("dropped") else []
-    return "  ".join([*parts, *extra])
+    extra += [tail] + ([f"{float(equal):.1%} bit-equal"] if equal is not None else [])
+    line = "  ".join(parts).rstrip()
+    for word in extra:
+        if cell_width(line) + 2 + cell_width(word) <= width:
+            line += f"  {word}"
+    return line
 
 
 def sentences(state: SessionState, *, live: bool, now: float) -> list[str]:

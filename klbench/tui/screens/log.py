@@ -12,7 +12,7 @@ from klbench.tui.actions import bindings
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.tables import call_rows
 from klbench.tui.widgets.log_view import LogView
-from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.virtual_table import VirtualTable
 
 
@@ -31,7 +31,9 @@ class LogScreen(WorkScreen):
     def draw(self) -> None:
         model = self.model
         self.query_one("#title", Lines).show(wording.title(model.state, model.session_name, self.size.width))
-        doing = wording.status(model.state, live=model.live, readonly=model.readonly, now=model.now)
+        doing = wording.status(
+            model.state, self.size.width, live=model.live, readonly=model.readonly, now=model.now
+        )
         self.query_one("#status", Lines).show(doing)
         self.query_one(LogView).show(model.log_lines, model.log_revision, model.log_dropped)
         self._entitle()
@@ -72,7 +74,7 @@ class CommandsScreen(WorkScreen):
         )
         yield Lines(" klbench · what was run in this session", id="title")
         yield Pane(VirtualTable(empty=empty, id="calls"), title="commands", id="commands")
-        yield Lines(id="sentences")
+        yield Sentences(id="sentences")
 
     def draw(self) -> None:
         calls = self.model.state.calls
@@ -91,4 +93,4 @@ class CommandsScreen(WorkScreen):
     def on_virtual_table_highlighted(self, message: VirtualTable.Highlighted) -> None:
         calls = self.model.state.calls
         if message.row < len(calls):
-            self.query_one("#sentences", Lines).show(f" $ {calls[message.row].line}")
+            self.query_one("#sentences", Sentences).say([calls[message.row].line], mark=" $ ")

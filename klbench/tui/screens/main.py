@@ -19,7 +19,7 @@ from klbench.tui.messages import Send
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.tables import helper_rows, request_rows
 from klbench.tui.widgets.log_view import LogView
-from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.token_view import TokenView
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
@@ -46,18 +46,16 @@ class MainScreen(WorkScreen):
             classes="row",
         )
         yield Pane(LogView(empty="The server has said nothing yet.", id="log-lines"), title="4 log", id="log")
-        yield Lines(id="sentences")
+        yield Sentences(id="sentences")
 
     def draw(self) -> None:
         model, width = self.model, self.size.width
         now = model.now
         self.query_one("#title", Lines).show(wording.title(model.state, model.session_name, width))
-        doing = wording.status(model.state, live=model.live, readonly=model.readonly, now=now)
+        doing = wording.status(model.state, width, live=model.live, readonly=model.readonly, now=now)
         self.query_one("#status", Lines).show(doing)
-        said = [line for line in wording.sentences(model.state, live=model.live, now=now) if line]
-        self.query_one("#sentences", Lines).show(
-            "\n".join((" ▸ " if index == 0 else "   ") + line for index, line in enumerate(said))
-        )
+        said = wording.sentences(model.state, live=model.live, now=now)
+        self.query_one("#sentences", Sentences).say(said)
         self._draw_helpers(now)
         self._draw_requests()
         self._draw_tokens()
@@ -69,10 +67,11 @@ class MainScreen(WorkScreen):
         table = self.query_one("#helpers-table", VirtualTable)
         names = [helper.helper for helper in helpers]
         chosen = names.index(self.model.helper.helper) if self.model.helper.helper in names else 0
-        lines = tuple(wording.helper_line(helper, now) for helper in helpers)
+        width = self.size.width - 4  # borders and the cursor's mark
+        lines = tuple(wording.helper_line(helper, now, width) for helper in helpers)
         if lines != self._drawn_lines or table.row != chosen:
             self._drawn_lines = lines
-            table.show_rows(helper_rows(helpers, now), cursor_key=chosen)
+            table.show_rows(helper_rows(helpers, lines), cursor_key=chosen)
 
     def _draw_requests(self) -> None:
         measured, helper = self.model.measurement, self.model.helper

@@ -23,7 +23,7 @@ from klbench.tui.model import Model
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.tables import operator_rows
 from klbench.tui.widgets.layer_map import LayerMap
-from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
 _MOST_CELLS = 4_000_000
@@ -39,14 +39,14 @@ class OriginScreen(WorkScreen):
     def __init__(self, model: Model, *, latest: bool = False) -> None:
         super().__init__(model)
         self._latest = latest
-        self._drawn: LocatedState | None = None
+        self._drawn: tuple[LocatedState, int] | None = None
 
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
         yield Lines(id="finding")
         yield Pane(LayerMap(id="layer-map"), title="layers × rows", id="map")
         yield Pane(VirtualTable(id="around-table"), title="around the origin", id="around")
-        yield VerticalScroll(Lines(id="evidence"), id="evidence-body")
+        yield VerticalScroll(Sentences(id="evidence"), id="evidence-body")
 
     @property
     def located(self) -> LocatedState | None:
@@ -60,9 +60,9 @@ class OriginScreen(WorkScreen):
         if found is None:
             self._draw_progress()
             return
-        if found is self._drawn:
+        if (found, self.size.width) == self._drawn:
             return
-        self._drawn = found
+        self._drawn = (found, self.size.width)
         result = found.result
         self.query_one("#title", Lines).show(title_line(found))
         findings = _mappings(result.get("findings"))
@@ -75,12 +75,11 @@ class OriginScreen(WorkScreen):
         born = next((i for i, row in enumerate(around) if row.get("origin")), 0)
         table.show_rows(operator_rows(around) if around else NO_ROWS, cursor_key=born)
         first = findings[0] if findings else {}
-        positions_of = first.get("positions")
-        row = positions_of.get("first") if isinstance(positions_of, Mapping) else None
+        row = result.get("around_position")
         where = [] if first.get("layer") is None else [f"layer {first.get('layer')}"]
-        where += [] if row is None else [f"row {row}"]
+        where += [] if row is None else [f"row {row}", f"{result.get('around_arm') or '?'} arm"]
         entitle(self.query_one("#around", Pane), " · ".join(["around the origin", *where]))
-        self.query_one("#evidence", Lines).show("\n".join(evidence_lines(result)))
+        self.query_one("#evidence", Sentences).say(evidence_lines(result))
 
     def _draw_progress(self) -> None:
         model, job = self.model, self.model.state.job
@@ -149,30 +148,27 @@ def no_finding(result: Mapping[str, Any]) -> str:
 def evidence_lines(result: Mapping[str, Any]) -> list[str]:
     """The evidence of the first finding, the other findings, what is masked, what was checked."""
     findings = _mappings(result.get("findings"))
-    lines: list[str] = []
-    for text in _evidence(findings[0].get("evidence")) if findings else []:
-        lines.append(f" {'▸' if not lines else ' '} {text}")
-    lines += [f"   also: {finding_line(other).strip()}" for other in findings[1:]]
+    lines = _evidence(findings[0].get("evidence")) if findings else []
+    lines += [f"also: {finding_line(other).strip()}" for other in findings[1:]]
     masked = _mappings(result.get("masked"))
     if masked:
         names = ", ".join(str(item.get("module", "?")) for item in masked[:4])
         more = f" and {len(masked) - 4} more" if len(masked) > 4 else ""
-        lines.append(f"   masked, in its causal cone and not judged: {names}{more}")
+        lines.append(f"masked, in its causal cone and not judged: {names}{more}")
     alignment, capture = result.get("alignment"), result.get("capture")
     if isinstance(alignment, Mapping) and alignment.get("proved"):
-        lines.append(f"   {alignment.get('rows', '?')} rows paired by token, position and embedding bits.")
+        lines.append(f"{alignment.get('rows', '?')} rows paired by token, position and embedding bits.")
     if isinstance(capture, Mapping) and "changed_logprobs" in capture:
         changed = capture.get("changed_logprobs")
-        lines.append(
-            "   Capture changed no logprob." if not changed else f"   Capture changed {changed} logprobs."
-        )
+        lines.append(f"Capture changed {changed} logprobs." if changed else "Capture changed no logprob.")
     return lines
 
 
 def read_map(
     given: object,
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64], npt.NDArray[np.int8]]:
-    """Labels, row positions and cells of the `map` in a located result; empty where it is not one."""
+    """Labels, row positions and cells (as the widget counts) of the `map` in a located result; empty where it
+    is not one. There a cell is -1 not observed, 0 equal, 1 state differs, 2 differs, 3 origin."""
     nothing = ((), np.zeros(0, np.int64), np.zeros((0, 0), np.int8))
     if not isinstance(given, Mapping):
         return nothing
@@ -186,9 +182,10 @@ def read_map(
         places = np.asarray(positions, dtype=np.int64)
     except (TypeError, ValueError, OverflowError):
         return nothing
-    if cells.shape != (len(labels), len(places)) or cells.min(initial=0) < 0 or cells.max(initial=0) > 4:
+    if cells.shape != (len(labels), len(places)) or cells.min(initial=0) < -1 or cells.max(initial=0) > 3:
         return nothing
-    return tuple(str(label) for label in labels), places, cells.astype(np.int8)
+    names = tuple(f"layer {label}" if str(label).isdigit() else str(label) for label in labels)
+    return names, places, (cells + 1).astype(np.int8)
 
 
 def progress_bar(done: int, total: int, width: int) -> str:

@@ -11,7 +11,7 @@ from klbench.core.text import kl
 from klbench.tui.actions import bindings
 from klbench.tui.measurement import Measurement
 from klbench.tui.screens.base import WorkScreen
-from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.token_view import TokenView
 from klbench.tui.widgets.virtual_table import VirtualTable
 
@@ -26,7 +26,7 @@ class TokensScreen(WorkScreen):
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
         yield Pane(TokenView(id="token-view"), title="tokens", id="tokens")
-        yield Lines(id="sentences")
+        yield Sentences(id="sentences")
 
     def draw(self) -> None:
         measured, request = self.model.measurement, self.model.request
@@ -48,7 +48,7 @@ class TokensScreen(WorkScreen):
         ]
         self.query_one("#title", Lines).show(" " + " · ".join(words))
         said = describe_shape(measured, request)
-        self.query_one("#sentences", Lines).show("\n".join([f" ▸ {said[0]}", *(f"   {s}" for s in said[1:])]))
+        self.query_one("#sentences", Sentences).say(said)
 
     def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
         entitle(self.query_one("#tokens", Pane), subtitle=self.query_one(TokenView).place)

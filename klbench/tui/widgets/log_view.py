@@ -125,7 +125,8 @@ class LogView(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         if self.following:
-            self._to_end()
+            # How far down the end is is known once the layout is.
+            self.call_after_refresh(self._to_end)
 
     def render_line(self, y: int) -> Strip:
         width, base = self.size.width, self.rich_style
@@ -156,3 +157,4 @@ class LogView(ScrollView, can_focus=True):
 
     def _to_end(self) -> None:
         self.scroll_to(y=max(self.count - self.scrollable_content_region.height, 0), animate=False)
+        self.post_message(self.Moved())

@@ -6,12 +6,14 @@ Every string from a server, a model or a file reaches Textual as `Content` made 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from klbench.core.text import visible
+from klbench.core.text import visible, wrap
 
 
 def safe(text: str) -> Content:
@@ -32,6 +34,19 @@ class Lines(Static):
         if text != self.text:
             self.text = text
             self.update(safe(text), layout=layout)
+
+
+class Sentences(Lines):
+    """Statements under a ▸, wrapped to the window with a hanging indent."""
+
+    def say(self, statements: Sequence[str], *, mark: str = " ▸ ") -> None:
+        """Show the statements that are not empty, the first with the mark."""
+        width = max(self.app.size.width - 2, 20)  # a scroll bar, and a blank before the edge
+        blank = " " * len(mark)
+        lines: list[str] = []
+        for statement in filter(None, statements):
+            lines += wrap((blank if lines else mark) + visible(statement), width, indent=blank)
+        self.show("\n".join(lines))
 
 
 class Pane(Vertical):

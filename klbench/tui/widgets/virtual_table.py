@@ -355,7 +355,8 @@ class VirtualTable(ScrollView, can_focus=True):
     def _measure(self) -> None:
         """Choose the columns that fit and tell the scroll bars how much there is."""
         columns = list(self.rows.columns)
-        room = max(self.size.width, 20)
+        scrolls = len(self.order) + self._header_lines > self.size.height
+        room = max(self.size.width - (1 if scrolls else 0), 20)
         while (width := _total_width(columns)) > room:
             least = max(columns, key=lambda column: column.optional, default=None)
             if least is None or least.optional == 0:
@@ -377,10 +378,11 @@ class VirtualTable(ScrollView, can_focus=True):
         if height < 1 or not len(self.order):
             return
         top = int(self.scroll_offset.y)
-        if self.cursor < top:
-            self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + height:
-            self.scroll_to(y=self.cursor - height + 1, animate=False)
+        around = 1 if height > 2 else 0
+        if self.cursor - around < top:
+            self.scroll_to(y=max(self.cursor - around, 0), animate=False)
+        elif self.cursor + around >= top + height:
+            self.scroll_to(y=min(self.cursor + around, len(self.order) - 1) - height + 1, animate=False)
 
     def _refresh_cursor(self) -> None:
         self._lines.clear()
