@@ -1,0 +1,226 @@
+"""The arms against a server that is only a few functions: order of calls, the dropped rule, every check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from klbench.engine.answers import Generated, Logprobs
+from klbench.engine.arms import ArmOptions, run_arms
+from klbench.engine.progress import TokenCounter
+from klbench.errors import UndecidedError
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
+COMMA = 44
+
+
+def logprobs(ids: Sequence[int], nats: Sequence[float]) -> Logprobs:
+    values = np.array(nats, dtype=np.float64)
+    return Logprobs(values, np.array(ids, dtype=np.int64), int(np.count_nonzero(~np.isfinite(values))))
+
+
+class FakeServer:
+    """Generates 100, 101, ... and scores each token with -token / 64; `mend` changes one answer."""
+
+    def __init__(self, cached: Sequence[int] = (0, 0), mend: Any = None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.cached = list(cached)
+        self.mend = mend or (lambda _, answer: answer)
+
+    async def flush(self) -> None:
+        self.calls.append(("flush",))
+
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        self.calls.append(("tokenize", *texts))
+        return [[COMMA] for _ in texts]
+
+    async def generate(self, input_ids: Sequence[Sequence[int]], **how: Any) -> list[Generated]:
+        rids, new_tokens = how["rids"], how["max_new_tokens"]
+        arm = rids[0].split("-")[-2]
+        self.calls.append((arm, [list(ids) for ids in input_ids], new_tokens, how["logprob_start_len"]))
+        answers = []
+        for index, (rid, ids) in enumerate(zip(rids, input_ids, strict=True)):
+            output = [100 + n for n in range(new_tokens)]
+            scored = how["return_logprob"] and how["logprob_start_len"] == 0
+            answers.append(
+                Generated(
+                    rid=rid,
+                    prompt_tokens=len(ids),
+                    cached_tokens=self.cached[index] if arm == "generation" else 0,
+                    output_ids=output,
+                    finish_reason="length",
+                    retractions=0,
+                    dp_rank=None,
+                    input_logprobs=logprobs(ids, [np.nan, *(-token / 64 for token in ids[1:])])
+                    if scored
+                    else None,
+                    output_logprobs=logprobs(output, [-token / 64 for token in output]),
+                )
+            )
+        return [self.mend(arm, answer) for answer in answers]
+
+
+async def run(server: FakeServer, helper: Any, **more: Any) -> Any:
+    return await run_arms(server, helper, PROMPTS, max_new_tokens=2, **more)  # type: ignore[arg-type]
+
+
+async def test_match_flushes_generates_flushes_and_scores() -> None:
+    server = FakeServer()
+    columns = await run(server, "match")
+    assert server.calls == [
+        ("flush",),
+        ("generation", PROMPTS, 2, -1),
+        ("flush",),
+        ("scoring", [[1, 2, 3, 100, 101], [4, 5, 6, 7, 100, 101]], 0, 0),
+    ]
+    assert columns.token_id.tolist() == [100, 101, 100, 101]
+    assert columns.start.tolist() == [0, 2, 4]
+    assert np.array_equal(columns.decode_nats, columns.prefill_nats)
+    assert columns.decode_nats.dtype == np.float32
+
+
+async def test_prefill_cache_hit_warms_the_cache_and_drops_what_missed_it() -> None:
+    server = FakeServer(cached=(0, 3))
+    columns = await run(server, "prefill_cache_hit")
+    assert server.calls == [
+        ("flush",),
+        ("warming", PROMPTS, 0, -1),
+        ("generation", PROMPTS, 2, -1),
+        ("flush",),
+        ("scoring", [[4, 5, 6, 7, 100, 101]], 0, 0),
+    ]
+    assert columns.dropped.tolist() == [True, False]
+    assert columns.start.tolist() == [0, 0, 2]
+    assert columns.output_len.tolist() == [2, 2]
+
+
+async def test_decode_cache_hit_continues_with_a_comma_and_must_hit_generated_tokens() -> None:
+    # A hit of prompt + 1 tokens restores nothing that was generated: it counts as a miss.
+    server = FakeServer(cached=(4, 6))
+    columns = await run(server, "decode_cache_hit")
+    second = [[1, 2, 3, 100, 101, COMMA], [4, 5, 6, 7, 100, 101, COMMA]]
+    assert server.calls == [
+        ("flush",),
+        ("warming", PROMPTS, 2, -1),
+        ("tokenize", ","),
+        ("generation", second, 2, -1),
+        ("flush",),
+        ("scoring", [[*second[1], 100, 101]], 0, 0),
+    ]
+    assert columns.dropped.tolist() == [True, False]
+    assert columns.prompt_len.tolist() == [6, 7]
+    assert columns.prompt_ids.tolist() == second[0] + second[1]
+
+
+async def test_a_separator_id_stands_for_the_comma_where_there_is_no_tokenizer() -> None:
+    server = FakeServer(cached=(5, 6))
+    await run(server, "decode_cache_hit", options=ArmOptions(separator_ids=(9, 10)))
+    assert ("tokenize", ",") not in server.calls
+    assert server.calls[2][1][0] == [1, 2, 3, 100, 101, 9, 10]
+
+
+async def test_without_any_hit_nothing_is_scored() -> None:
+    columns = await run(server := FakeServer(), "prefill_cache_hit")
+    assert columns.dropped.all()
+    assert [call[0] for call in server.calls] == ["flush", "warming", "generation", "flush"]
+
+
+async def test_a_capture_repeats_the_measured_sequences_with_a_cut_generation() -> None:
+    measured = await run(FakeServer(cached=(5, 6)), "decode_cache_hit")
+    # Another hit count must not change who is compared.
+    server = FakeServer(cached=(0, 6))
+    cut = await run(server, "decode_cache_hit", measured=measured, generation_tokens=1)
+    assert server.calls[1][2] == 2, "the first turn stays whole"
+    assert server.calls[3][2] == 1
+    assert server.calls[5][1][0] == [1, 2, 3, 100, 101, COMMA, 100, 101], "whole sequences are scored"
+    assert cut.dropped.tolist() == [False, False]
+    assert cut.token_id.tolist() == [100, 100]
+    assert cut.prefill_nats.tolist() == [-100 / 64] * 2
+
+
+async def test_a_server_that_does_not_repeat_itself_is_not_compared() -> None:
+    measured = await run(FakeServer(), "match")
+    other = replace(measured, token_id=measured.token_id + 1)
+    with pytest.raises(UndecidedError, match="did not repeat"):
+        await run(FakeServer(), "match", measured=other)
+
+
+def changed(arm: str, **fields: Any) -> Any:
+    return lambda at, answer: replace(answer, **fields) if at == arm else answer
+
+
+@pytest.mark.parametrize(
+    ("mend", "words"),
+    [
+        (changed("generation", output_ids=[5, 6]), "do not belong to its output"),
+        (changed("generation", output_logprobs=None), "no logprobs"),
+        (changed("generation", output_ids=[], output_logprobs=logprobs([], [])), "generated nothing"),
+        (changed("generation", output_ids=[1, 2, 3]), "3 tokens, 2 were asked for"),
+        (changed("generation", cached_tokens=None), "how many tokens came from its cache"),
+        (changed("generation", cached_tokens=99), "99 cached tokens"),
+        (changed("generation", rid="other"), "carries another id"),
+        (changed("generation", finish_reason="abort: out of memory"), "aborted request 0"),
+        (changed("scoring", input_logprobs=None), "do not belong to its tokens"),
+        (
+            changed("scoring", input_logprobs=logprobs([1, 2, 3, 100, 7], [np.nan, *[-1] * 4])),
+            "do not belong",
+        ),
+        (
+            changed("scoring", input_logprobs=logprobs([1, 2, 3, 100, 101], [-1.0] * 5)),
+            "are shifted",
+        ),
+        (
+            changed("generation", output_logprobs=logprobs([100, 101], [-0.1, -1.0])),
+            "no float32 values",
+        ),
+    ],
+)
+async def test_an_answer_that_cannot_be_compared_is_refused(mend: Any, words: str) -> None:
+    with pytest.raises(UndecidedError, match=words):
+        await run(FakeServer(mend=mend), "match")
+
+
+async def test_a_logprob_that_is_no_number_is_kept_as_one() -> None:
+    mend = changed("generation", output_logprobs=logprobs([100, 101], [np.nan, -1.0]))
+    columns = await run(FakeServer(mend=mend), "match")
+    assert np.isnan(columns.decode_nats).tolist() == [True, False, True, False]
+
+
+async def test_the_observer_hears_each_arm_begin_and_end() -> None:
+    heard: list[Any] = []
+
+    class Observer:
+        def arm_started(self, *what: Any) -> None:
+            heard.append(("started", *what))
+
+        def arm_progress(self, arm: str, done: int, total: int, *_: Any) -> None:
+            heard.append(("progress", arm, done, total))
+
+        def arm_ended(self, arm: str, elapsed_s: float) -> None:
+            heard.append(("ended", arm, elapsed_s >= 0))
+
+    await run(FakeServer(), "match", observe=Observer())
+    assert heard == [
+        ("started", "generation", 2, 7 + 4),
+        ("progress", "generation", 11, 11),
+        ("ended", "generation", True),
+        ("started", "scoring", 2, 11),
+        ("progress", "scoring", 11, 11),
+        ("ended", "scoring", True),
+    ]
+
+
+def test_progress_is_counted_from_the_servers_batch_lines() -> None:
+    counter = TokenCounter(decode_interval=40)
+    for line in (
+        "[x] Prefill batch, #new-seq: 2, #new-token: 100, #cached-token: 28, token usage: 0.0",
+        "[x] Prefill batch [7], #new-seq: 1, #new-token: 5, #cached-token: 0",
+        "[x] Decode batch, #running-req: 3, #token: 17372, gen throughput (token/s): 648.00",
+        "[x] INFO: 127.0.0.1 POST /generate 200 OK",
+    ):
+        counter.feed(line)
+    assert counter.tokens == 100 + 28 + 5 + 3 * 40
