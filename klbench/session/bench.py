@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from klbench.core.columns import HELPERS, ArmName, HelperName
-from klbench.engine.arms import Rids
+from klbench.core.columns import HELPERS, HelperColumns, HelperName
+from klbench.engine.capture_control import RequestIds
 from klbench.engine.client import Keys
 from klbench.engine.prompts import PromptSet, check_fits, load_prompts, read_prompt_file
 from klbench.engine.server import LaunchError, Server
 from klbench.engine.target import Demo, Launch, LaunchOptions
-from klbench.errors import KlbenchError, ServerError, UsageError
-from klbench.insitu.rids import RequestId
+from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
 from klbench.session import events as ev
+from klbench.session.locating import Chosen, check_can_capture, choose, server_side, trace_and_locate
 from klbench.session.measuring import Measurement
 from klbench.session.report import write_report
 from klbench.session.request import Options
@@ -72,7 +71,9 @@ class Bench:
         self._events = _ServerEvents(session)
         self._server: Server | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._passes = itertools.count(1)
+        self._request_ids: RequestIds | None = None
+        self._measured: dict[tuple[int, HelperName], tuple[int, HelperColumns]] = {}
+        """What was measured on the server at hand: by run and helper, the pass and the columns."""
         self._prompts: PromptSet | None = None
         self._agreed = session.start.options.yes_flush
 
@@ -170,6 +171,8 @@ class Bench:
     async def close(self) -> None:
         """Ends the server, however it stands."""
         server, self._server = self._server, None
+        self._request_ids = None
+        self._measured.clear()
         if server is None:
             return
         if server.owned:
@@ -195,8 +198,11 @@ class Bench:
             server.facts.context_length,
         )
         await self._agree_to_flush(job, server, chosen, prompts)
-        measurement = Measurement(self._session, server, prompts, chosen, self._rids(server))
-        await measurement.execute(job)
+        measurement = Measurement(self._session, server, prompts, chosen, self._ids(server))
+        try:
+            await measurement.execute(job)
+        finally:
+            self._measured.update(measurement.measured)
 
     async def _prompts_for(self, server: Server) -> PromptSet:
         """The session's prompts, the same for every run."""
@@ -234,24 +240,49 @@ class Bench:
         )
         self._agreed = True
 
-    def _rids(self, server: Server) -> Rids:
-        """Request ids by which the plugin knows our requests; each arm is a pass of its own."""
-        nonce = server.nonce or secrets.token_hex(4)
-        last: dict[ArmName, tuple[int, int]] = {}
-
-        def rid(arm: ArmName, index: int) -> str:
-            # Requests of an arm are named in order: an index that does not rise begins another arm.
-            number, before = last.get(arm, (0, index))
-            if index <= before:
-                number = next(self._passes)
-            last[arm] = number, index
-            return str(RequestId(nonce, number, arm, False, index))
-
-        return rid
+    def _ids(self, server: Server) -> RequestIds:
+        """The request ids of this server, by which the plugin knows our requests."""
+        if self._request_ids is None:
+            self._request_ids = RequestIds(server.nonce or secrets.token_hex(4))
+        return self._request_ids
 
     async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None:
-        """Locates the origin of a divergence; see locating.py."""
-        raise NotImplementedError
+        """Locates the origin of a divergence of the latest run.
+
+        A server that cannot be captured as it runs is started again where `relaunch` allows it; whatever was
+        not measured on the server at hand is measured again first.
+        """
+        chosen = choose(self._session.state, helper, request)
+        server = await self._ready_server(job)
+        try:
+            check_can_capture(server, self._session.state.server.launch_s)
+        except UndecidedError as error:
+            if not (relaunch and server.owned):
+                raise
+            self._session.emit(ev.Trouble(level="note", what=error.what, why=error.why, next=error.next))
+            await self.relaunch(job, True)
+            server = await self._ready_server(job)
+            check_can_capture(server, self._session.state.server.launch_s)
+        prompts = await self._prompts_for(server)
+        if (chosen.run, chosen.helper) not in self._measured:
+            measurement = Measurement(self._session, server, prompts, [chosen.helper], self._ids(server))
+            await measurement.execute(job)
+            self._measured.update(measurement.measured)
+            chosen = self._still_there(chosen, request)
+        measured_pass, columns = self._measured[chosen.run, chosen.helper]
+        side = server_side(server, self._ids(server))
+        await trace_and_locate(self._session, job, side, chosen, columns, measured_pass, prompts.as_lists())
+
+    def _still_there(self, before: Chosen, request: int | None) -> Chosen:
+        """The same choice in the run just made. Raises UndecidedError when the divergence went away."""
+        try:
+            return choose(self._session.state, before.helper, request)
+        except UsageError as error:
+            raise UndecidedError(
+                f"the divergence of {before.helper} does not show on the server as it runs now",
+                why=error.why or error.what,
+                next="what differs between the two servers is a lead: CUDA graphs are off for capture",
+            ) from error
 
     async def report(self, job: JobView) -> None:
         """Writes the Markdown and the JSON report."""

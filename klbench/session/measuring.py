@@ -17,7 +17,7 @@ import numpy as np
 from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.core.diagnosis import diagnose
 from klbench.core.kl import helper_result, not_measured
-from klbench.engine.arms import Rids
+from klbench.engine.capture_control import RequestIds
 from klbench.engine.prompts import PromptSet
 from klbench.engine.server import Server
 from klbench.errors import KlbenchError, ServerError
@@ -71,14 +71,16 @@ class Measurement:
         server: Server,
         prompts: PromptSet,
         helpers: Sequence[HelperName],
-        rids: Rids,
+        ids: RequestIds,
     ) -> None:
         self.number = 1 + max((run.number for run in session.state.runs), default=0)
         self._session = session
         self._server = server
         self._prompts = prompts
         self._helpers = tuple(helpers)
-        self._rids = rids
+        self._ids = ids
+        self.measured: dict[tuple[int, HelperName], tuple[int, HelperColumns]] = {}
+        """By run and helper: the pass in which it ran and its columns."""
         self._results: dict[HelperName, Mapping[str, Any]] = {}
         self._columns: dict[HelperName, HelperColumns] = {}
 
@@ -111,16 +113,18 @@ class Measurement:
 
     async def _helper(self, helper: HelperName) -> None:
         options = self._session.start.options
-        began = time.monotonic()
         if (why_not := self._server.why_not(helper)) is not None:
             self._ended(helper, self._without_numbers("not_run", why_not), None, 0.0)
             return
+        began = time.monotonic()
+        rids = self._ids.next_pass()
+        number = self._ids.latest_pass
         try:
             columns = await self._server.run_helper(
                 helper,
                 self._prompts.as_lists(),
                 max_new_tokens=options.max_new_tokens,
-                rids=self._rids,
+                rids=rids,
                 observe=_ArmEvents(self._session, self.number, helper),
             )
         except KlbenchError as error:
@@ -136,6 +140,7 @@ class Measurement:
         file = self._session.folder.runs / f"{self.number}-{helper}.npz"
         save_columns(file, columns)
         self._columns[helper] = columns
+        self.measured[self.number, helper] = number, columns
         result = helper_result(
             columns,
             threshold_nats=options.threshold,
