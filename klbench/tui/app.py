@@ -352,7 +352,7 @@ async def machine_line() -> str:
         python = await find_server_python()
     except KlbenchError as error:
         return f"{where} · {error.what}: attach to a server, or open a session"
-    return f"{where} · sglang {python.sglang_version} of {python.why}"
+    return f"{where} · sglang {python.sglang_version} ({python.why})"
 
 
 def run_workbench(*, session: Path | None, start: dict[str, Any] | None, readonly: bool) -> int:

@@ -108,6 +108,9 @@ class WorkScreen(Screen[None]):
         if pane is not None:
             pane.add_class("zoomed")
 
+    def do_next_field(self) -> None:
+        self.focus_next()
+
     def focus_in(self, selector: str) -> None:
         """Put the focus on the first widget inside `selector` that can have it."""
         for widget in self.query(f"{selector} *"):

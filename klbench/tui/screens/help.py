@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from klbench.core.text import fit
+from klbench.core.text import fit, wrap
 from klbench.tui import actions
 from klbench.tui.actions import Situation
 from klbench.tui.widgets.text import Lines
@@ -46,6 +46,7 @@ class HelpScreen(ModalScreen[None]):
     HelpScreen > Vertical {
         width: 96%; max-width: 110; height: 96%; border: round $border; background: $surface; padding: 0 1;
     }
+    HelpScreen Input:focus { border: none; }
     HelpScreen Input { border: none; height: 1; padding: 0; background: $panel; }
     HelpScreen VerticalScroll { height: 1fr; margin-top: 1; scrollbar-size-vertical: 1; }
     """
@@ -77,13 +78,19 @@ class HelpScreen(ModalScreen[None]):
     def action_scroll(self, lines: int) -> None:
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
 
+    @property
+    def _width(self) -> int:
+        return max(min(self.app.size.width * 96 // 100, 110) - 5, 40)
+
     def _draw(self, search: str) -> None:
-        self.query_one("#keys", Lines).show("\n".join(help_lines(self._place, self._situation, search)))
+        self.query_one("#keys", Lines).show(
+            "\n".join(help_lines(self._place, self._situation, search, self._width))
+        )
 
 
-def help_lines(place: str, situation: Situation, search: str = "") -> list[str]:
-    """Every action of the screen and of the lists on it that `search` finds, grouped."""
-    found: list[str] = [] if search else [_ABOUT.get(place, ""), ""]
+def help_lines(place: str, situation: Situation, search: str = "", width: int = 100) -> list[str]:
+    """Every action of the screen and of the lists on it that `search` finds, grouped, in lines of `width`."""
+    found: list[str] = [] if search else [*wrap(_ABOUT.get(place, ""), width), ""]
     widgets = [("IN TABLES", "table"), ("IN THE LOG", "lines")]
     groups = [("KEYS OF THIS SCREEN", place), *(widgets[1:] if place == "log" else widgets[:1])]
     for heading, where in groups:
@@ -93,7 +100,8 @@ def help_lines(place: str, situation: Situation, search: str = "") -> list[str]:
             answer = action.enabled(situation)
             text = action.help + ("" if answer is True else f" Not now: {answer}.")
             if search.lower() in f"{keys} {action.label} {text}".lower():
-                lines.append(f"  {fit(keys, 11)} {fit(action.label, 20)} {text}")
+                line = f"  {fit(keys, 11)} {fit(action.label, 20)} {text}"
+                lines += wrap(line, width, indent=" " * 35)
         if lines:
             found += [heading, *lines, ""]
     return found or [f"no key of this screen has to do with {search!r}"]

@@ -23,7 +23,7 @@ from klbench.tui.messages import Failed, OpenSession, StartWork
 from klbench.tui.model import Model
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.tables import session_rows
-from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.text import Lines, Pane, Paragraphs, Sentences, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
 
 MODELS: tuple[tuple[str, str], ...] = (
@@ -37,8 +37,9 @@ FAULTS: tuple[tuple[str, tuple[str, str]], ...] = (
 )
 PANES = ("demo", "launch", "attach", "sessions")
 
-# Per helper: 2 flushes (before generating, before scoring); match has 2 arms, the others 3.
-_FLUSHES, _PASSES = 6, 8
+# Each helper flushes before generating and before scoring. match has 2 arms, the others 3; of these 8 passes
+# four generate: one each, and the warming arm of decode_cache_hit.
+_FLUSHES, _PASSES, _GENERATING = 6, 8, 4
 
 
 class StartScreen(WorkScreen):
@@ -58,12 +59,12 @@ class StartScreen(WorkScreen):
         yield Lines(
             f" klbench {klbench.__version__} · where do prefill and decode disagree, and why?", id="title"
         )
-        yield Lines(id="machine")
+        yield Sentences(id="machine")
         yield Lines(id="tabs")
         with Horizontal(classes="row"):
             yield Pane(
                 Horizontal(VirtualTable(id="models"), VirtualTable(id="faults"), id="choices"),
-                Lines(id="demo-text"),
+                Paragraphs(id="demo-text"),
                 title="1 demo",
                 id="demo",
                 classes="active",
@@ -72,14 +73,14 @@ class StartScreen(WorkScreen):
                 *_field("model path or hub name", "model-path", "for example /models/Qwen3-8B"),
                 *_field("sglang arguments, they win over ours", "arguments", "for example --tp 2"),
                 *_field("server's Python, empty to find one", "server-python", ""),
-                Lines(id="launch-text"),
+                Paragraphs(id="launch-text"),
                 title="2 launch",
                 id="launch",
             )
         with Horizontal(classes="row"):
             yield Pane(
                 *_field("URL of a running server", "url", "http://127.0.0.1:30000"),
-                Lines(id="attach-text"),
+                Paragraphs(id="attach-text"),
                 title="3 attach",
                 id="attach",
             )
@@ -104,7 +105,7 @@ class StartScreen(WorkScreen):
         super().on_mount()
 
     def draw(self) -> None:
-        self.query_one("#machine", Lines).show(f" {self.machine}")
+        self.query_one("#machine", Sentences).say([self.machine], mark=" ")
         for name in PANES:
             self.query_one(f"#{name}").set_class(name == self._active, "active")
         for row in self.query(".row"):
@@ -178,8 +179,11 @@ class StartScreen(WorkScreen):
         self._draw_attach()
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
+        self._submit("attach" if message.input.id == "url" else "launch")
+
+    def _submit(self, pane: str) -> None:
         try:
-            start = self.attach() if message.input.id == "url" else self.launch()
+            start = self.attach() if pane == "attach" else self.launch()
         except KlbenchError as error:
             self.post_message(Failed(error))
             return
@@ -204,9 +208,18 @@ class StartScreen(WorkScreen):
     def do_pane_4(self) -> None:
         self._open("sessions")
 
-    def do_back(self) -> None:
-        """Out of a text field, so that letters are keys again."""
+    def do_leave_field(self) -> None:
         self._open("demo")
+
+    def do_begin(self) -> None:
+        """Start what the active pane shows."""
+        known = self.query_one("#known", VirtualTable)
+        if self._active == "sessions":
+            known.action_choose()
+        elif self._active == "demo":
+            self.post_message(StartWork(self.demo()))
+        else:
+            self._submit(self._active)
 
     def _open(self, name: str) -> None:
         self._active = name
@@ -222,38 +235,38 @@ class StartScreen(WorkScreen):
             return
         name, explanation = FAULTS[table.row]
         first = f"{name}: {explanation[0]}" if name else explanation[0]
-        start = self.demo()
-        lines = ["", f" {first}", f" {explanation[1]}", "", f" $ {start.command_line()}", "",
-                 " enter starts it; tab goes between model and fault."]  # fmt: skip
-        self.query_one("#demo-text", Lines).show("\n".join(lines))
+        self.query_one("#demo-text", Paragraphs).show_all(
+            f"{first} {explanation[1]}", f"$ {self.demo().command_line()}", "enter starts it, tab goes on."
+        )
 
     def _draw_launch(self) -> None:
+        text = self.query_one("#launch-text", Paragraphs)
         try:
             start = self.launch()
         except KlbenchError as error:
-            self.query_one("#launch-text", Lines).show(f"\n {error.what}: {error.next or error.why}")
+            text.show_all(f"{error.what}: {error.next or error.why}")
             return
-        lines = ["", f" $ {start.command_line()}", "",
-                 " Deterministic, eager and with klbench's plugin, so that layers can be captured",
-                 " without a second launch. enter launches it."]  # fmt: skip
-        self.query_one("#launch-text", Lines).show("\n".join(lines))
+        text.show_all(
+            f"$ {start.command_line()}",
+            "Deterministic, eager and with klbench's plugin, so that layers can be captured without a second "
+            "launch.",
+            "enter launches it.",
+        )
 
     def _draw_attach(self) -> None:
         options = Options()
-        tokens = _PASSES * options.samples * options.max_new_tokens
-        lines = [
-            "",
-            f" On that server: {_FLUSHES} flushes of its cache, {_PASSES} passes over {options.samples} "
-            "prompts",
-            f" of about {options.prompt_tokens} tokens with {options.max_new_tokens} new ones each, "
-            f"{tokens:,} at most.",
-            " Its running and queued requests are shown, and you are asked, before the first flush.",
-        ]
+        tokens = _GENERATING * options.samples * options.max_new_tokens
+        what = (
+            f"On that server: {_FLUSHES} flushes of its cache and {_PASSES} passes over {options.samples} "
+            f"prompts of about {options.prompt_tokens} tokens, {tokens:,} generated in all. Its running and "
+            "queued requests are shown, and you are asked, before the first flush."
+        )
+        rest: tuple[str, ...]
         try:
-            lines += ["", f" $ {self.attach().command_line()}", "", " enter attaches."]
+            rest = (f"$ {self.attach().command_line()}", "enter attaches.")
         except KlbenchError as error:
-            lines += ["", f" {error.what}, {error.next}"]
-        self.query_one("#attach-text", Lines).show("\n".join(lines))
+            rest = (f"{error.what}, {error.next}",)
+        self.query_one("#attach-text", Paragraphs).show_all(what, *rest)
 
 
 def _field(label: str, name: str, example: str) -> tuple[Widget, ...]:

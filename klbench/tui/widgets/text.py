@@ -49,6 +49,26 @@ class Sentences(Lines):
         self.show("\n".join(lines))
 
 
+class Paragraphs(Lines):
+    """Paragraphs inside a pane, wrapped to it."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._paragraphs: tuple[str, ...] = ()
+
+    def show_all(self, *paragraphs: str) -> None:
+        """Show the paragraphs, each after an empty line."""
+        self._paragraphs = paragraphs
+        width = max((self.size.width or self.app.size.width - 2) - 1, 20)
+        lines: list[str] = []
+        for paragraph in paragraphs:
+            lines += ["", *wrap(" " + visible(paragraph), width, indent=" ")]
+        self.show("\n".join(lines))
+
+    def on_resize(self) -> None:
+        self.show_all(*self._paragraphs)
+
+
 class Pane(Vertical):
     """A bordered part of a screen; its digit stands in its title."""
 
