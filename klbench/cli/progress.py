@@ -104,7 +104,10 @@ def helper_line(name: str, result: Mapping[str, Any]) -> str:
     if result.get("reason"):
         parts.append(str(result["reason"]))
     if result.get("hits") is not None:
-        parts.append(f"hits {result.get('hits')}/{result.get('requests')}")
+        hits, requests = result["hits"], result.get("requests")
+        parts.append(
+            f"cold {requests}/{requests}" if name == "match" and not hits else f"hits {hits}/{requests}"
+        )
         parts.append(f"{result['tokens']} tokens")
         parts.append(f"{result.get('divergent_tokens')} differ")
         parts.append(f"avg KL {kl(result.get('avg_kl_div'))}")
