@@ -35,6 +35,10 @@ class RunningDemo:
         assert self._started.nonce is not None
         return self._started.nonce
 
+    @property
+    def alive(self) -> bool:
+        return self._started.process is not None and self._started.process.alive
+
     def server(self, on_call: OnCall | None = None) -> Server:
         old = self._started
         return Server(
@@ -87,7 +91,7 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDemo]
         deterministic: bool = True,
     ) -> RunningDemo:
         wanted = (kind, tuple(flags), fault, deterministic)
-        if wanted in running:
+        if wanted in running and running[wanted].alive:
             return running[wanted]
         for other in running.values():
             other.kill()

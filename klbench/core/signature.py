@@ -151,7 +151,8 @@ def striking_residues(
             chance = math.comb(same, count) / math.comb(int(np.count_nonzero(compared)), count)
             found.append(Residue(quantity, modulus, int(residues[0]), count, min(1.0, chance * tries)))
         residues = np.unique(rows[dirty] % modulus)
-        if len(residues) == 1 and len(np.unique(rows[dirty])) > 1:
+        # At one common offset the row says no more than the prompt's length did.
+        if len(residues) == 1 and len(np.unique(summary.first_offset[dirty])) > 1:
             chance = float(modulus) ** (1 - count)
             found.append(
                 Residue("first divergent row", modulus, int(residues[0]), count, min(1.0, chance * tries))
