@@ -194,7 +194,7 @@ class ReportWritten(Event, frozen=True, kw_only=True):
 
 
 class Trouble(Event, frozen=True, kw_only=True):
-    """An error or a warning that a user should see: the KlbenchError fields and a level."""
+    """What a user should see: the KlbenchError fields and a level: error, warning, note."""
 
     level: str
     what: str

@@ -136,6 +136,22 @@ async def start_session(
     return folder
 
 
+def recorded_start(folder: SessionFolder) -> StartRequest:
+    """What a session was started with, to continue it. Raises UsageError where a key would be missing."""
+    content = folder.read_session_file()
+    try:
+        start = msgspec.convert({"target": content.target, "options": content.options}, StartRequest)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"cannot continue {folder.name}", why=str(error)) from error
+    if "***" in [argument.rpartition("=")[2] for argument in start.target.arguments]:
+        raise UsageError(
+            f"cannot continue {folder.name}",
+            why="its server was launched with a key, which a session does not keep",
+            next="start a new session with the key",
+        )
+    return start
+
+
 async def spawn_runner(folder: SessionFolder, start: StartRequest, *, run_first: bool) -> None:
     """Starts the session's runner in a session of its own, where no hang-up of this terminal reaches it."""
     if (lock := find_runner(folder)) is not None:
