@@ -1,7 +1,8 @@
 """How two rows of one dtype differ: in units in the last place, how many elements, and where they lie.
 
 A difference of rounding is a few ulps at scattered elements. A wrong mask, window, slot or head changes many
-elements by much, often whole blocks of them.
+elements by much, often whole blocks of them. An element far below the row's largest is measured in the ulps
+that matter to the row: where a sum cancels to nearly zero its own ulps say nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _BLOCK = 8
 
 @dataclass(frozen=True, slots=True)
 class UlpDifference:
-    """`max_ulps` is over elements that are numbers in both rows; others are counted in `not_numbers`."""
+    """`max_ulps` is over elements that are numbers in both rows; others are counted in `not_numbers`.
+
+    It is |a - b| over the spacing of floats at the larger of |a|, |b| and the row's largest magnitude divided
+    by 2^(mantissa bits), rounded up. For integers it is |a - b|.
+    """
 
     elements: int
     differing: int
@@ -66,7 +71,7 @@ class UlpDifference:
 def compare_rows(dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> UlpDifference | None:
     """Compares the raw bytes of two rows; None where the dtype is unknown or their sizes differ.
 
-    Two bit patterns that are both NaN count as different if their bits are; -0 and +0 are one ulp apart.
+    Two bit patterns that are both NaN count as different if their bits are; so do -0 and +0, by 0 ulps.
     """
     if a.shape != b.shape or a.ndim != 1:
         return None
@@ -78,7 +83,7 @@ def compare_rows(dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8])
         left, right = (np.ascontiguousarray(row).view(kind).astype(np.uint64) for row in (a, b))
         differs = left != right
         number = _is_number(left, dtype, bits, mantissa) & _is_number(right, dtype, bits, mantissa)
-        distance = _distance(_ordered(left, bits), _ordered(right, bits))
+        distance = _ulps(_values(left, bits, mantissa), _values(right, bits, mantissa), number, mantissa)
     elif dtype in _INTEGERS:
         if a.size % np.dtype(_INTEGERS[dtype]).itemsize:
             return None
@@ -115,11 +120,32 @@ def _is_number(bits: npt.NDArray[np.uint64], dtype: str, size: int, mantissa: in
     return finite
 
 
-def _ordered(bits: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64]:
-    """Integers in the order of the floats, neighbours one apart: negative floats count down from -1."""
-    magnitude = (bits & np.uint64((1 << (8 * size - 1)) - 1)).astype(np.int64)
-    negative = (bits >> np.uint64(8 * size - 1)).astype(np.bool_)
-    return np.where(negative, -magnitude - 1, magnitude)
+def _values(bits: npt.NDArray[np.uint64], size: int, mantissa: int) -> npt.NDArray[np.float64]:
+    """The floats that the patterns stand for; NaN and infinities are not distinguished from numbers here."""
+    sign = np.where((bits >> np.uint64(8 * size - 1)).astype(np.bool_), -1.0, 1.0)
+    magnitude = bits & np.uint64((1 << (8 * size - 1)) - 1)
+    exponent = (magnitude >> np.uint64(mantissa)).astype(np.int64)
+    fraction = (magnitude & np.uint64((1 << mantissa) - 1)).astype(np.float64)
+    bias = (1 << (8 * size - 2 - mantissa)) - 1
+    whole = np.where(exponent > 0, float(1 << mantissa), 0.0) + fraction
+    with np.errstate(over="ignore"):
+        value: npt.NDArray[np.float64] = sign * np.ldexp(whole, np.maximum(exponent, 1) - bias - mantissa)
+    return value
+
+
+def _ulps(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], number: npt.NDArray[np.bool_], mantissa: int
+) -> npt.NDArray[np.uint64]:
+    size = np.where(number, np.maximum(np.abs(a), np.abs(b)), 0.0)
+    largest = float(size.max(initial=0.0))
+    if largest == 0.0:
+        return np.zeros(len(a), dtype=np.uint64)
+    _, exponent = np.frexp(np.maximum(size, np.ldexp(largest, -mantissa)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        apart = np.where(number, np.abs(a - b), 0.0)
+        steps = np.minimum(np.ceil(np.ldexp(apart, mantissa + 1 - exponent)), 2.0**62)
+    result: npt.NDArray[np.uint64] = steps.astype(np.uint64)
+    return result
 
 
 def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

@@ -277,7 +277,7 @@ def last_positions(work: Work, columns: HelperColumns) -> dict[Arm, int]:
     output = int(columns.output_len[work.request])
     limits = {Arm.GENERATION: prompt + output - 2}
     if work.helper == "decode_cache_hit":
-        # The second turn's prompt is the first turn's prompt, its output and a separator of one token or more.
+        # The second turn is the first prompt, its output and a separator of one token or more.
         first_output = prompt - len(work.prompts[work.request]) - 1
         limits[Arm.WARMING] = len(work.prompts[work.request]) + max(first_output, 1) - 2
     return limits
