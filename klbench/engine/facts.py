@@ -96,10 +96,10 @@ class ServerFacts:
 
     @property
     def model_processes(self) -> int:
-        """How many processes hold a part of the model."""
+        """How many processes of each node hold a part of the model."""
         # The ranks of data-parallel attention are ranks of one tensor-parallel world.
         replicas = 1 if self.dp_attention else self.dp_size or 1
-        return (self.tp_size or 1) * (self.pp_size or 1) * replicas
+        return (self.tp_size or 1) * (self.pp_size or 1) * replicas // (self.nnodes or 1)
 
 
 def _int(value: object) -> int | None:
