@@ -16,7 +16,7 @@ STEP_BYTES = 1024 * 1024
 MAX_LINE_CHARACTERS = 4000
 
 _TROUBLE = re.compile(
-    r"(?:error|exception|\btraceback|\bcritical|\bfatal|\bout of memory|\bkilled)\b", re.IGNORECASE
+    r"(?i:\b(?:error|exception|traceback|critical|fatal|out of memory|killed)\b)|[a-z](?:Error|Exception)\b"
 )
 # Colours that the server writes for a terminal say nothing here and would drown the words.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

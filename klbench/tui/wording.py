@@ -217,22 +217,21 @@ def _run_words(run: RunState, now: float) -> Iterable[str]:
 
 
 def _arm_words(helper: HelperState, now: float, *, short: bool = False) -> str:
-    """`scoring arm  41 %  1234/4096 tokens  0:12, 0:38 left`; empty before the first arm."""
+    """`scoring  41 %  1234/4096  0:12  0:38 left`; empty before the first arm."""
     if helper.stopped or not helper.arms:
         return "its run ended before it did" if helper.stopped else ""
     arm = helper.arms[-1]
-    words = [f"{arm.arm} arm"]
+    between = ", " if short else "  "
     if arm.ended:
-        words.append(f"done in {elapsed(arm.elapsed_s)}")
-        return ("  " if not short else ", ").join(words)
+        return between.join([f"{arm.arm} arm", f"done in {elapsed(arm.elapsed_s)}"])
+    words = [f"{arm.arm} arm" if short else arm.arm]
     if arm.total:
         words.append(f"{100 * arm.done // arm.total} %")
-        if not short:
-            words.append(f"{arm.done}/{arm.total} tokens")
+        words += [] if short else [f"{arm.done}/{arm.total}"]
     words.append(elapsed(max(arm.elapsed_s, now - arm.started_at)))
     if arm.eta_s is not None:
         words.append(f"{elapsed(arm.eta_s)} left")
-    return ("  " if not short else ", ").join(words)
+    return between.join(words)
 
 
 def _running(run: RunState, state: SessionState, now: float) -> list[str]:

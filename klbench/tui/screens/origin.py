@@ -13,7 +13,7 @@ import numpy.typing as npt
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
-from klbench.core.text import elapsed
+from klbench.core.text import elapsed, fit, visible, wrap
 from klbench.session import commands as cmd
 from klbench.session.state import LocatedState
 from klbench.tui import wording
@@ -64,9 +64,11 @@ class OriginScreen(WorkScreen):
             return
         self._drawn = (found, self.size.width)
         result = found.result
-        self.query_one("#title", Lines).show(title_line(found))
+        width = self.size.width
+        self.query_one("#title", Lines).show(fit(visible(title_line(found)), width))
         findings = _mappings(result.get("findings"))
-        self.query_one("#finding", Lines).show(finding_line(findings[0]) if findings else no_finding(result))
+        said = finding_line(findings[0]) if findings else no_finding(result)
+        self.query_one("#finding", Lines).show("\n".join(wrap(visible(said), width - 1, indent=" ")))
         labels, positions, cells = read_map(result.get("map"))
         self.query_one(LayerMap).show(labels, positions, cells)
         around = _mappings(result.get("around"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from textual.widget import Widget
 
-from klbench.core.text import kl
+from klbench.core.text import fit, kl
 from klbench.tui.actions import bindings
 from klbench.tui.measurement import Measurement
 from klbench.tui.screens.base import WorkScreen
@@ -46,7 +46,7 @@ class TokensScreen(WorkScreen):
             f"{measured.differing[request]} of {measured.compared[request]} differ",
             f"kl {kl(float(measured.kl_nats[request]))}" if measured.compared[request] else "dropped",
         ]
-        self.query_one("#title", Lines).show(" " + " · ".join(words))
+        self.query_one("#title", Lines).show(fit(" " + " · ".join(words), self.size.width))
         said = describe_shape(measured, request)
         self.query_one("#sentences", Sentences).say(said)
 

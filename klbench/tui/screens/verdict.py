@@ -8,7 +8,7 @@ from typing import Any
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
-from klbench.core.text import kl
+from klbench.core.text import kl, visible, wrap
 from klbench.session.state import HelperState
 from klbench.tui import wording
 from klbench.tui.actions import bindings
@@ -30,7 +30,9 @@ class VerdictScreen(WorkScreen):
 
     def draw(self) -> None:
         self.query_one("#title", Lines).show(wording.title(self.model.state, "", self.size.width))
-        self.query_one("#text", Lines).show("\n".join(verdict_lines(self.model)))
+        width = max(self.size.width - 4, 20)
+        lines = [part for line in verdict_lines(self.model) for part in _wrapped(line, width)]
+        self.query_one("#text", Lines).show("\n".join(lines))
 
 
 def verdict_lines(model: Model) -> list[str]:
@@ -65,6 +67,12 @@ def verdict_lines(model: Model) -> list[str]:
         lines += [f"  asked {d.get('asked', '?')}, in force {d.get('in_force', '?')}" for d in server.differs]
         lines += [f"  {note}" for note in server.notes]
     return lines
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in as many as it needs, each under the words of the first."""
+    blank = len(line) - len(line.lstrip(" ▸"))
+    return wrap(visible(line), width, indent=" " * blank)
 
 
 def _helper_lines(helper: HelperState) -> list[str]:

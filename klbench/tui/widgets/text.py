@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from textual.containers import Vertical
 from textual.content import Content
+from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -41,7 +42,8 @@ class Sentences(Lines):
 
     def say(self, statements: Sequence[str], *, mark: str = " ▸ ") -> None:
         """Show the statements that are not empty, the first with the mark."""
-        width = max(self.app.size.width - 2, 20)  # a scroll bar, and a blank before the edge
+        # A blank before the edge, and inside a scrolling part its bar.
+        width = max(self.app.size.width - (1 if isinstance(self.parent, Screen) else 2), 20)
         blank = " " * len(mark)
         lines: list[str] = []
         for statement in filter(None, statements):

@@ -1,0 +1,71 @@
+"""Driving the workbench in tests: settle until nothing is under way, read the screen as text."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import recorded
+
+from klbench.session.control import ControlSocket
+from klbench.session.folder import SessionFolder
+from klbench.tui.app import WorkbenchApp
+
+NOW = recorded.BEGAN_AT + 61.0
+
+
+def screen_text(app) -> str:
+    """What the terminal would show, without trailing blanks."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
+
+
+async def settle(pilot) -> None:
+    """Return when the messages are worked off and no short worker is left (following never ends)."""
+    for _ in range(3):
+        await pilot.pause()
+        short = [worker for worker in pilot.app.workers if worker.group not in ("follow", "look")]
+        if short:
+            await pilot.app.workers.wait_for_complete(short)
+    await pilot.pause()
+
+
+@contextlib.asynccontextmanager
+async def workbench(session: Path | None = None, *, size=(80, 24), readonly=True, **options):
+    """The app on a session, settled."""
+    app = WorkbenchApp(session=session, readonly=readonly, clock=lambda: NOW, **options)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await settle(pilot)
+        yield app, pilot
+
+
+async def press(pilot, *keys: str) -> str:
+    """Press keys one by one; the text of the screen afterwards."""
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)
+    return screen_text(pilot.app)
+
+
+@contextlib.asynccontextmanager
+async def scripted_runner(path: Path):
+    """A socket that accepts every command and keeps it: what a runner would have been told.
+
+    The lock names this process, so the session counts as live.
+    """
+    from klbench.session.control import new_socket_path
+    from klbench.session.process_identity import process_start, this_host
+
+    told = []
+    socket = ControlSocket(new_socket_path(), told.append)
+    await socket.open()
+    lock = {"host": this_host(), "pid": os.getpid(), "start": process_start(os.getpid()) or "",
+            "socket": str(socket.path), "taken_at": time.time()}  # fmt: skip
+    folder = SessionFolder(path)
+    folder.lock_file.write_bytes(msgspec.json.encode(lock))
+    try:
+        yield told
+    finally:
+        folder.lock_file.unlink(missing_ok=True)
+        await socket.close()

@@ -1,0 +1,140 @@
+"""A table over columns: what is under the cursor stays there, and a million rows cost what ten do."""
+
+import time
+
+import numpy as np
+import pytest
+from pilots import screen_text
+from textual.app import App
+
+from klbench.tui.themes import DARK
+from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
+
+
+class Bench(App):
+    """A table alone."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def compose(self):
+        yield VirtualTable(empty="Nothing here.\nr fills it.")
+
+    def on_mount(self):
+        self.register_theme(DARK)
+        self.theme = DARK.name
+        table = self.query_one(VirtualTable)
+        table.show_rows(self.rows)
+        table.focus()
+
+
+def numbers(values, keys=None) -> Rows:
+    values = np.asarray(values)
+    columns = (
+        Column("row", "#", 8, str, np.arange(len(values)), right=True),
+        Column("value", "value", 12, lambda row: str(values[row]), values, right=True, descends=True),
+        Column("extra", "extra", 30, lambda row: f"extra {row}", None, optional=1),
+    )
+    return Rows(columns, len(values), keys=None if keys is None else np.asarray(keys))
+
+
+async def test_sorting_goes_by_value_is_stable_and_puts_nan_last_either_way():
+    app = Bench(numbers([3.0, float("nan"), 10.0, 3.0, -1.0]))
+    async with app.run_test() as pilot:
+        table = app.query_one(VirtualTable)
+        await pilot.press("s", "s")
+        assert table.order.tolist() == [2, 0, 3, 4, 1]
+        await pilot.press("S")
+        assert table.order.tolist() == [4, 0, 3, 2, 1]
+        await pilot.press("s")
+        assert table.order.tolist() == [0, 1, 2, 3, 4]
+
+
+async def test_sorting_keeps_the_row_under_the_cursor():
+    app = Bench(numbers(np.random.default_rng(1).random(500)))
+    async with app.run_test(size=(60, 12)) as pilot:
+        table = app.query_one(VirtualTable)
+        table.move_to(77)
+        await pilot.press("s", "s")
+        assert table.row == 77
+        await pilot.pause()
+        assert "▌       77" in screen_text(app)
+
+
+async def test_new_rows_keep_the_cursor_on_its_key_or_its_place():
+    app = Bench(numbers([1, 2, 3, 4], keys=[10, 20, 30, 40]))
+    async with app.run_test():
+        table = app.query_one(VirtualTable)
+        table.move_to(2)
+        table.show_rows(numbers([9, 1, 2, 3, 4], keys=[50, 10, 20, 30, 40]))
+        assert table.row == 3
+        table.show_rows(numbers([9, 1, 2, 4, 5, 6], keys=[50, 10, 20, 40, 60, 70]))
+        assert table.cursor == 3
+
+
+async def test_paging_and_ends_keep_the_cursor_on_the_screen():
+    app = Bench(numbers(np.arange(1000)))
+    async with app.run_test(size=(60, 12)) as pilot:
+        table = app.query_one(VirtualTable)
+        for keys, row in (
+            (["G"], 999),
+            (["k"], 998),
+            (["g"], 0),
+            (["pagedown", "pagedown"], 20),
+            (["j"], 21),
+        ):
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert table.row == row
+            assert any(line.startswith("▌") for line in screen_text(app).splitlines())
+
+
+async def test_an_empty_table_says_which_key_fills_it():
+    app = Bench(numbers([]))
+    async with app.run_test(size=(60, 12)) as pilot:
+        await pilot.press("down", "s", "S", "enter", "G")
+        assert "r fills it." in screen_text(app)
+
+
+async def test_cells_are_text_never_markup_and_never_reach_the_terminal_raw():
+    cells = ["[bold red]x[/]", "[/INST]", "\x1b]0;owned\x07", "a[b]c[/b]d", "\u202e"]
+    rows = Rows((Column("cell", "cell [/x]", 20, lambda row: cells[row]),), len(cells))
+    app = Bench(rows)
+    async with app.run_test(size=(60, 12)):
+        text = screen_text(app)
+        assert "[bold red]x[/]" in text
+        assert "[/INST]" in text
+        assert "a[b]c[/b]d" in text
+        assert "␛]0;owned␇" in text
+        assert not any(ord(c) < 32 and c != "\n" for c in text)
+
+
+async def test_columns_that_do_not_fit_go_by_their_rank():
+    app = Bench(numbers([1.0]))
+    async with app.run_test(size=(60, 12)):
+        assert "extra 0" in screen_text(app)
+    async with Bench(numbers([1.0])).run_test(size=(40, 12)) as pilot:
+        text = screen_text(pilot.app)
+        assert "extra" not in text
+        assert "value" in text
+
+
+@pytest.mark.parametrize("rows", [1_000_000])
+async def test_a_million_rows_open_and_answer_at_once(rows):
+    values = np.random.default_rng(2).random(rows)
+    app = Bench(numbers(values))
+    began = time.perf_counter()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert time.perf_counter() - began < 1.5
+        table = app.query_one(VirtualTable)
+        began = time.perf_counter()
+        for _ in range(50):
+            table.action_page_down()
+        assert (time.perf_counter() - began) / 50 < 0.016
+        began = time.perf_counter()
+        table.action_sort_next()
+        table.action_sort_next()
+        assert time.perf_counter() - began < 1.0
+        assert values[table.order[0]] == values.max()
