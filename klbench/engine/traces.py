@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from klbench.core.trace import SCHEMA, Ints, Operator, Trace
+from klbench.core.trace import SCHEMA, Ints, Operator, Slot, Trace
+from klbench.engine import packed
 from klbench.errors import KlbenchError
 
 _SHARD = re.compile(r"rank([0-9]{1,6})-([0-9]{6})\.safetensors")
@@ -47,8 +48,13 @@ _SLOT_COLUMNS = tuple(
     f"slot_{name}"
     for name in ("kind", "forward", "operator", "argument", "event", "request", "position", "pool")
 )
-_OPTIONAL = (*_READ_COLUMNS, *_SLOT_COLUMNS)
-_DIGESTS = ("digest", "read_digest", "slot_digest")
+_OPTIONAL = (*_READ_COLUMNS, *_SLOT_COLUMNS, *packed.COLUMNS)
+_TABLES = (*_COLUMNS, *_READ_COLUMNS, *_SLOT_COLUMNS)
+"""Columns that `core.trace` knows."""
+_DIGESTS = ("digest", "read_digest", "slot_digest", "packed_digest")
+_INTEGERS = (np.int8, np.int16, np.int32, np.int64)
+_WRITTEN_AND_READ = 2
+"""A slot that was written and read in one call: one line in the file, two in memory."""
 
 
 class _RankFile(msgspec.Struct):
@@ -127,12 +133,37 @@ class _Rank:
 
     def _add_column(self, path: Path, name: str, values: npt.NDArray[Any]) -> None:
         width = 2 if name in _DIGESTS else 1
-        if values.dtype != np.int64 or values.ndim != width or (width == 2 and values.shape[1] != 2):
+        known = values.dtype == np.int64 if width == 2 else values.dtype in _INTEGERS
+        if not known or values.ndim != width or (width == 2 and values.shape[1] != 2):
             raise _refuse(path, f"its column {name} is {values.dtype}{list(values.shape)}")
         if name in _DIGESTS:
             self.digests[name].append(values.view(np.uint64))
         else:
-            self.columns[name].append(values)
+            self.columns[name].append(values.astype(np.int64, copy=False))
+
+    def unfold(self, where: Path) -> None:
+        """Turns what the file stores once into the tables of `core.trace`."""
+        if self.columns["packed_forward"]:
+            columns = {name: self.joined(name) for name in (*packed.COLUMNS, "row_forward")}
+            try:
+                found = packed.unfold(columns, self.joined_digests("packed_digest"))
+            except packed.BadPacking as error:
+                raise _refuse(where, str(error)) from error
+            before = len(self.joined("tensor_row"))
+            for name, values in found.columns.items():
+                self.columns[name].append(values + before if name == "tensor_start" else values)
+            self.digests["digest"].append(found.digest)
+        kinds = self.joined("slot_kind")
+        both = np.flatnonzero(kinds == _WRITTEN_AND_READ)
+        if len(both) and len(kinds) == len(self.joined_digests("slot_digest")):
+            for name in _SLOT_COLUMNS:
+                values = self.joined(name)
+                self.columns[name] = [values, values[both]]
+            kinds = kinds.copy()
+            kinds[both] = Slot.WRITTEN
+            self.columns["slot_kind"] = [kinds, np.full(len(both), Slot.READ, dtype=np.int64)]
+            digests = self.joined_digests("slot_digest")
+            self.digests["slot_digest"] = [digests, digests[both]]
 
     def joined(self, name: str) -> Ints:
         parts = self.columns[name]
@@ -175,6 +206,7 @@ def _read_rank(folder: Path, number: int, shards: dict[int, Path]) -> _Rank:
     rank = _Rank(number, about)
     for shard in sorted(shards):
         rank.add_shard(shards[shard])
+    rank.unfold(folder / f"rank{number}-*.safetensors")
     return rank
 
 
@@ -184,7 +216,7 @@ def _join(folder: Path, ranks: list[_Rank]) -> Trace:
     operators: list[_OperatorEntry] = []
     arguments: dict[str, int] = {}
     dtypes: dict[str, int] = {}
-    joined: dict[str, list[Ints]] = {name: [] for name in (*_COLUMNS, *_OPTIONAL, "forward_rank")}
+    joined: dict[str, list[Ints]] = {name: [] for name in (*_TABLES, "forward_rank")}
     digests: dict[str, list[npt.NDArray[np.uint64]]] = {name: [] for name in _DIGESTS}
     forwards = rows = digest_count = 0
     for rank in ranks:
@@ -197,7 +229,7 @@ def _join(folder: Path, ranks: list[_Rank]) -> Trace:
             "argument": [arguments.setdefault(name, len(arguments)) for name in rank.arguments],
             "dtype": [dtypes.setdefault(name, len(dtypes)) for name in rank.dtypes],
         }
-        columns = {name: rank.joined(name) for name in (*_COLUMNS, *_OPTIONAL)}
+        columns = {name: rank.joined(name) for name in _TABLES}
         _check(folder, rank, columns)
         for name, values in columns.items():
             kind = name.split("_", 1)[1]

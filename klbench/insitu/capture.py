@@ -1,4 +1,4 @@
-"""Layer capture inside the server: switches sglang's own dumper for the forwards that hold an armed request.
+"""Layer capture inside the server, for the forwards that hold an armed request; by one of two back ends.
 
 Always on, and cheap: the composition of each forward with a request of ours (composition.py). On request: the
 tensors of every module, for exactly the forwards that hold an armed id (rids.py), with their whole batch.
@@ -6,14 +6,16 @@ tensors of every module, for exactly the forwards that hold an armed id (rids.py
 What cannot ride in an id is asked for in `capture-control.json` in the control folder, which a thread of each
 rank reads, also when the server is idle, and answers in `capture-ack-<rank>.json`:
 
-    {"seq": 3, "nonce": "a1b2", "capture": {"folder": "/scratch/t1", "filter": null,
+    {"seq": 3, "nonce": "a1b2", "capture": {"folder": "/scratch/t1", "backend": "digest", "filter": null,
                                             "free_floor_bytes": 2000000000, "size_cap_bytes": 50000000000}}
     {"seq": 3, "nonce": "a1b2", "rank": 0, "ok": true, "error": null, "free_bytes": 75161927680}
 
 With capture null it is closed. Into the capture folder each rank writes `ready-<rank>.json` (the same nonce:
-proof that both sides see one folder), `modules-<rank>.json`, and for each captured forward the folder
-`rank<rank>-<forward>/` with the dumper's files and `forward.json`. The first thing that goes wrong, in our
-code or on the disk, stands in `invalid-<rank>.json`: capture is off from then on and the server goes on.
+proof that both sides see one folder). Back end "digest" (digest_capture.py) writes the trace itself, which is
+complete when closing is acknowledged. Back end "dumper" (the default) writes `modules-<rank>.json` and for
+each captured forward the folder `rank<rank>-<forward>/` with the dumper's files and `forward.json`. The first
+thing that goes wrong, in our code or on the disk, stands in `invalid-<rank>.json`: capture is off from then
+on and the server goes on.
 
 The dumper is used without its port: `DUMPER_SERVER_PORT` stays unset, hooks are registered in mode "all" at
 the first armed forward and removed when capture is closed, and it is enabled for one forward at a time.
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .composition import Composition, CompositionLog, CompositionReader
+from .digest_capture import DigestCapture
 from .plugin import write_json_atomically
 
 CONTROL = "capture-control.json"
@@ -54,6 +57,9 @@ class Settings:
 
     def __init__(self, asked: Dict[str, Any]) -> None:
         self.folder = Path(str(asked["folder"]))
+        self.backend = str(asked.get("backend") or "dumper")
+        if self.backend not in ("digest", "dumper"):
+            raise ValueError(f"no capture back end {self.backend!r}")
         self.free_floor_bytes = int(asked["free_floor_bytes"])
         self.size_cap_bytes = int(asked["size_cap_bytes"])
         self.expression: Optional[str] = None
@@ -84,6 +90,9 @@ class Capture:
         self._settings: Optional[Settings] = None
         self._hooks: Any = None
         self._hooks_unwanted = False
+        self._digests: Optional[DigestCapture] = None
+        self._closed_digests: List[DigestCapture] = []
+        self._recording: Optional[DigestCapture] = None
         self._foreign_dumper = _dumper().may_enable
 
     def wrap_forward(self) -> None:
@@ -108,6 +117,11 @@ class Capture:
         try:
             if self._hooks_unwanted:
                 self._remove_hooks()
+            while self._closed_digests:
+                self._closed_digests.pop().remove()
+            self._recording = None
+            if self._digests is not None:
+                self._digests.forget()
             composition = self._reader.read(batch)
             if composition is None:
                 return None
@@ -115,10 +129,19 @@ class Capture:
             settings = self._settings
             if settings is None or settings.broken or not composition.armed:
                 return None
+            if settings.backend == "digest":
+                return composition if self._begin_digests(composition, batch) else None
             return composition if self._enable(settings, composition) else None
         except Exception as error:
             self._break(error)
             return None
+
+    def _begin_digests(self, composition: Composition, batch: Any) -> bool:
+        digests = self._digests
+        if digests is None or not digests.begin(composition, batch):
+            return False
+        self._recording = digests
+        return True
 
     def _enable(self, settings: Settings, composition: Composition) -> bool:
         free = shutil.disk_usage(str(settings.folder)).free
@@ -158,6 +181,10 @@ class Capture:
         """Switches the dumper off, counts what it wrote and says what the forward was."""
         settings = self._settings
         try:
+            if self._recording is not None:
+                recording, self._recording = self._recording, None
+                recording.end()
+                return
             dumper = _dumper()
             dumper.configure(enable=False)
             if settings is None:
@@ -240,21 +267,45 @@ class Capture:
             "free_bytes": None,
         }
         try:
+            self._close_digests()
             if asked.get("capture") is None:
                 self._settings = None
                 self._hooks_unwanted = True
             else:
-                if self._foreign_dumper:
-                    raise RuntimeError("the dumper is in use by this server's own DUMPER_* variables")
                 settings = Settings(asked["capture"])
+                if self._foreign_dumper and settings.backend == "dumper":
+                    raise RuntimeError("the dumper is in use by this server's own DUMPER_* variables")
                 settings.check_folder()
                 write_json_atomically(settings.folder / f"ready-{self._rank}.json", answer)
                 answer["free_bytes"] = shutil.disk_usage(str(settings.folder)).free
                 self._hooks_unwanted = self._hooks is not None
+                if settings.backend == "digest":
+                    self._digests = self._open_digests(settings)
                 self._settings = settings
         except Exception as error:
             answer.update(ok=False, error=f"{type(error).__name__}: {error}")
         write_json_atomically(self._control_dir / f"capture-ack-{self._rank}.json", answer)
+
+    def _open_digests(self, settings: Settings) -> DigestCapture:
+        return DigestCapture(
+            self._runner,
+            settings.folder,
+            self._rank,
+            self._nonce,
+            settings.free_floor_bytes,
+            settings.size_cap_bytes,
+            describe_modules(self._runner.model),
+            self._break,
+        )
+
+    def _close_digests(self) -> None:
+        """Completes the trace that is open; its hooks go with the next forward."""
+        digests, settings = self._digests, self._settings
+        if digests is not None:
+            self._settings = self._digests = None
+            self._closed_digests.append(digests)
+            broken = settings is not None and settings.broken
+            digests.close(f"invalid-{self._rank}.json says why" if broken else None)
 
 
 def describe_modules(model: Any) -> Dict[str, Any]:

@@ -3,14 +3,16 @@
     rank0-000001.safetensors   columns of what was added since the shard before; new names in its metadata
     rank0.json                 written last: {"schema", "backend", "rank", "nonce", "shards", "complete", ...}
 
-All columns are int64; a digest is two of them, its halves. Indices count from the rank's first entry, over
-all shards. A folder without `rank0.json` is a trace that was cut. `klbench/engine/traces.py` reads it.
+Columns are integers of the smallest type that holds them; a digest is two int64, its halves. Indices count
+from the rank's first entry, over all shards. Forwards that are alike share a *layout*, the list of their
+tensors, and carry only their digests (`packed`, `list`, `layout`: klbench/engine/packed.py unfolds them). A
+folder without `rank0.json` is a trace that was cut. `klbench/engine/traces.py` reads it.
 """
 
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from safetensors.torch import save_file
@@ -33,6 +35,31 @@ _COLUMNS = {
         *("row_bytes", "event", "rows", "start"),
     ),
 }
+
+_OPTIONAL_COLUMNS = {
+    "read": ("row", "operator", "argument", "low", "high"),
+    "slot": ("kind", "forward", "operator", "argument", "event", "request", "position", "pool"),
+    "packed": ("forward", "layout", "first_row", "rows"),
+    "list": ("packed", "group", "row"),
+    "layout": (
+        *("number", "operator", "direction", "argument", "dtype"),
+        *("row_bytes", "event", "group", "piece"),
+    ),
+}
+"""Tables that a shard has only where there is something in them; read, slot and packed come with digests."""
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32)
+
+
+def _narrowed(values: torch.Tensor) -> torch.Tensor:
+    """The same numbers in the smallest type that holds them all."""
+    if not values.numel():
+        return values.to(torch.int8)
+    low, high = int(values.min()), int(values.max())
+    for dtype in _INTEGERS:
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return values.to(dtype)
+    return values
 
 
 class _Names:
@@ -64,6 +91,10 @@ class TraceWriter:
         self._digest_rows: List[torch.Tensor] = []
         self._digest_count = 0
         self._unwritten_digests = 0
+        self._bulk: Dict[str, List[torch.Tensor]] = {table: [] for table in _OPTIONAL_COLUMNS}
+        self._bulk_digests: Dict[str, List[torch.Tensor]] = {}
+        self._layouts: Dict[Tuple[Tuple[int, ...], ...], int] = {}
+        self._packed = 0
         self._shards = 0
         self.written_bytes = 0
 
@@ -116,6 +147,43 @@ class TraceWriter:
         if self._unwritten_digests >= _SHARD_DIGESTS:
             self.flush()
 
+    def add_packed(
+        self,
+        forward: int,
+        layout: Tuple[Tuple[int, ...], ...],
+        first_row: int,
+        rows: int,
+        lists: Sequence[Sequence[int]],
+        digests: torch.Tensor,
+    ) -> None:
+        """Adds all tensors of a forward at once.
+
+        Each entry of `layout` is (operator, direction, argument, dtype, row bytes, event, group, piece).
+        Group 0 is a whole tensor, group 1 the forward's rows from `first_row` on, group g the row numbers in
+        `lists[g - 2]`. `digests` are those of the pieces, one after the other in the order of their numbers,
+        each with as many as its group has rows.
+        """
+        number = self._layouts.get(layout)
+        if number is None:
+            number = self._layouts[layout] = len(self._layouts)
+            entries = torch.tensor(layout, dtype=torch.int64).reshape(-1, 8)
+            first = torch.full((len(entries), 1), number, dtype=torch.int64)
+            self.add_columns("layout", torch.cat([first, entries], dim=1))
+        for group, members in enumerate(lists, start=2):
+            values = [[self._packed, group, row] for row in members]
+            self.add_columns("list", torch.tensor(values, dtype=torch.int64).reshape(-1, 3))
+        self.add_columns("packed", torch.tensor([[forward, number, first_row, rows]]), digests)
+        self._packed += 1
+        if self._unwritten_digests >= _SHARD_DIGESTS:
+            self.flush()
+
+    def add_columns(self, table: str, values: torch.Tensor, digests: Optional[torch.Tensor] = None) -> None:
+        """Adds rows [n, columns] to an optional table, with their digests where it has some."""
+        self._bulk[table].append(values)
+        if digests is not None:
+            self._bulk_digests.setdefault(table, []).append(digests)
+            self._unwritten_digests += len(digests)
+
     def _add(self, table: str, values: List[int]) -> int:
         self._pending[table].append(values)
         self._counts[table] += 1
@@ -127,10 +195,18 @@ class TraceWriter:
         for table, columns in _COLUMNS.items():
             values = torch.tensor(self._pending[table], dtype=torch.int64).reshape(-1, len(columns))
             for index, column in enumerate(columns):
-                tensors[f"{table}_{column}"] = values[:, index].contiguous()
+                tensors[f"{table}_{column}"] = _narrowed(values[:, index].contiguous())
             self._pending[table] = []
+        for table, columns in _OPTIONAL_COLUMNS.items():
+            if self._bulk[table]:
+                values = torch.cat(self._bulk[table])
+                for index, column in enumerate(columns):
+                    tensors[f"{table}_{column}"] = _narrowed(values[:, index].contiguous())
+                self._bulk[table] = []
+            if self._bulk_digests.get(table):
+                tensors[f"{table}_digest"] = torch.cat(self._bulk_digests.pop(table))
         empty = torch.empty(0, dtype=torch.int64)
-        tensors["tensor_row"] = torch.cat([*self._digest_rows, empty])
+        tensors["tensor_row"] = _narrowed(torch.cat([*self._digest_rows, empty]))
         tensors["digest"] = torch.cat([*self._digests, empty.reshape(0, 2)])
         self._digests, self._digest_rows, self._unwritten_digests = [], [], 0
         metadata = {"schema": SCHEMA}
@@ -144,7 +220,13 @@ class TraceWriter:
         self.written_bytes += draft.stat().st_size
         os.replace(str(draft), str(path))
 
-    def close(self, observes_state: bool, observes_head: bool, invalid: Optional[str]) -> None:
+    def close(
+        self,
+        observes_state: bool,
+        observes_head: bool,
+        invalid: Optional[str],
+        not_observed: Sequence[str] = (),
+    ) -> None:
         """Writes the last shard and the file that says the trace is complete."""
         self.flush()
         content: Dict[str, Any] = dict(self._head)
@@ -154,5 +236,6 @@ class TraceWriter:
             observes_state=observes_state,
             observes_head=observes_head,
             invalid=invalid,
+            not_observed=list(not_observed),
         )
         write_json_atomically(self._folder / f"rank{self._rank}.json", content)

@@ -1,0 +1,287 @@
+"""One armed forward while it runs: digests of its tensors stay on the device until it ends.
+
+A *piece* is the rows of one tensor that were digested; an *entry* says which argument of which call it was.
+Where every operator is torch's own (the CPU engine), a tensor that is the same storage, version, shape and
+stride as one seen before in this forward is an entry more and no piece; elsewhere kernels change tensors
+without telling their version, and everything is digested. Small pieces are copied at once (whatever happens
+to the tensor afterwards) and digested together at the end; large ones are digested on the spot. Only rows of
+armed requests are taken.
+
+Row groups: WHOLE is a tensor without rows, ROWS all armed rows in batch order, and each further group a list
+of armed rows that the head adds (it sees few of the batch's rows).
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from .composition import Composition, Part
+from .digest import as_lanes, row_sums, sums_of_pieces
+
+WHOLE, ROWS = 0, 1
+_SMALL_BYTES = 1 << 15
+_PENDING_LANES = 1 << 17
+
+Entry = Tuple[int, int, int, int, int, int, int, int]
+"""Operator, direction, argument, dtype, row bytes, event, group, piece."""
+
+
+class Names:
+    """Numbers names in the order they come; `new` are those that nobody has taken over yet."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[Any, int] = {}
+        self._new: List[Any] = []
+
+    def number(self, name: Any, about: Any = None) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self._numbers)
+            self._new.append(name if about is None else about)
+        return found
+
+    def take_new(self) -> List[Any]:
+        new, self._new = self._new, []
+        return new
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`rows` digests of rows of `row_bytes`; `group` names the rows."""
+
+    group: int
+    rows: int
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class ArmedRows:
+    """Where the armed rows lie in a forward's batch, in batch order."""
+
+    total: int
+    """All rows of the batch."""
+    in_batch: Tuple[int, ...]
+    parts: Tuple[Tuple[int, Part], ...]
+    """The armed requests, each with its place among the batch's requests."""
+
+    @classmethod
+    def of(cls, composition: Composition, total: int) -> "ArmedRows":
+        parts = tuple(
+            (place, part)
+            for place, part in enumerate(composition.parts)
+            if part.parsed is not None and part.parsed.armed
+        )
+        rows = tuple(row for _, part in parts for row in range(part.row, part.row + part.rows))
+        return cls(total, rows, parts)
+
+
+class Selection:
+    """Some rows of a tensor with `total` rows: a view where they follow one another, else a gather."""
+
+    def __init__(self, rows: Tuple[int, ...], total: int, device: torch.device) -> None:
+        self.rows = rows
+        self.total = total
+        self._device = device
+        self._index: Optional[torch.Tensor] = None
+        self._span = bool(rows) and rows[-1] - rows[0] + 1 == len(rows)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The chosen rows of [total, ...]; shares memory where it can."""
+        if len(self.rows) == self.total:
+            return tensor
+        if self._span:
+            return tensor.narrow(0, self.rows[0], len(self.rows))
+        if self._index is None:
+            self._index = torch.tensor(self.rows, dtype=torch.int64).to(self._device)
+        return tensor.index_select(0, self._index)
+
+
+class Recording:
+    """What is known of one forward so far. Used by the forward thread alone, until `take`."""
+
+    def __init__(
+        self,
+        composition: Composition,
+        rows: ArmedRows,
+        device: torch.device,
+        dtypes: Names,
+        versions_tell: bool,
+    ) -> None:
+        self.composition = composition
+        self.rows = rows
+        self.device = device
+        self.entries: List[Entry] = []
+        self.pieces: List[Piece] = []
+        self.lists: List[Tuple[int, ...]] = []
+        """Rows of each group beyond ROWS, as places among the armed rows."""
+        self.event = -1
+        self._dtypes = dtypes
+        self._versions_tell = versions_tell
+        self._selection = Selection(rows.in_batch, rows.total, device)
+        self._places = {row: place for place, row in enumerate(rows.in_batch)}
+        self._known: Dict[Any, Tuple[Any, int, int]] = {}
+        self._order: List[int] = []
+        self._sums: List[torch.Tensor] = []
+        self._pending: List[torch.Tensor] = []
+        self._pending_pieces: List[int] = []
+        self._pending_lanes = 0
+        self.extras: List[Tuple[Any, torch.Tensor]] = []
+        """What others want to have on the host: (what it is, int64 tensor)."""
+
+    def next_event(self) -> int:
+        self.event += 1
+        return self.event
+
+    def add(self, operator: int, direction: int, argument: int, tensor: torch.Tensor) -> None:
+        """Notes a tensor with the forward's rows, or a whole one."""
+        total = self.rows.total
+        shape = tensor.shape
+        by_row = tensor.dim() > 0 and shape[0] > 0 and shape[0] % total == 0
+        group = ROWS if by_row else WHOLE
+        known = self._lookup(tensor, group)
+        piece = known if known is not None else self._new_piece(tensor, group, total, self._selection)
+        self._enter(operator, direction, argument, tensor, piece)
+
+    def add_rows(
+        self,
+        operator: int,
+        direction: int,
+        argument: int,
+        tensor: torch.Tensor,
+        group: int,
+        chosen: Selection,
+    ) -> None:
+        """Notes a tensor whose rows are those of `group`, found in it by `chosen`."""
+        known = self._lookup(tensor, group)
+        piece = known if known is not None else self._new_piece(tensor, group, tensor.shape[0], chosen)
+        self._enter(operator, direction, argument, tensor, piece)
+
+    def _enter(self, operator: int, direction: int, argument: int, tensor: torch.Tensor, piece: int) -> None:
+        about = self.pieces[piece]
+        dtype = self._dtypes.number(tensor.dtype, str(tensor.dtype).replace("torch.", ""))
+        self.entries.append(
+            (operator, direction, argument, dtype, about.row_bytes, self.event, about.group, piece)
+        )
+
+    def repeat(self, operator: int, direction: int, argument: int) -> None:
+        """Notes the latest tensor once more: what left one operator is what entered the next."""
+        _, _, _, dtype, row_bytes, _, group, piece = self.entries[-1]
+        self.entries.append((operator, direction, argument, dtype, row_bytes, self.event, group, piece))
+
+    def group_of(self, batch_rows: Sequence[int]) -> Tuple[int, Selection]:
+        """The group of the armed rows among `batch_rows`, and where they lie in a tensor of those rows."""
+        place = self._places
+        chosen = [(index, place[row]) for index, row in enumerate(batch_rows) if row in place]
+        members = tuple(member for _, member in chosen)
+        selection = Selection(tuple(index for index, _ in chosen), len(batch_rows), self.device)
+        if members == tuple(range(len(self.rows.in_batch))):
+            return ROWS, selection
+        self.lists.append(members)
+        return len(self.lists) + 1, selection
+
+    def _lookup(self, tensor: torch.Tensor, group: int) -> Optional[int]:
+        """The piece that has this tensor's bits, if it was digested and not changed since."""
+        if not self._versions_tell or tensor.is_inference():
+            return None
+        owner = tensor if tensor._base is None else tensor._base
+        key = (id(owner), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, group)
+        found = self._known.get(key)
+        version = tensor._version
+        # A dead owner's memory and id may have gone to another tensor.
+        if found is not None and found[0]() is owner and found[1] == version:
+            return found[2]
+        self._known[key] = (weakref.ref(owner), version, len(self.pieces))
+        return None
+
+    def _new_piece(self, tensor: torch.Tensor, group: int, total: int, chosen: Selection) -> int:
+        tensor = tensor.detach()
+        if group == WHOLE:
+            rows, part = 1, tensor.reshape(1, -1)
+        else:
+            rows, part = len(chosen.rows), chosen.of(tensor.reshape(total, -1))
+        row_bytes = part.shape[1] * part.element_size()
+        number = len(self.pieces)
+        self.pieces.append(Piece(group, rows, row_bytes))
+        small = rows * row_bytes <= _SMALL_BYTES
+        if small or not part.is_contiguous():
+            part = part.clone(memory_format=torch.contiguous_format)
+        if row_bytes and row_bytes % 8 == 0 and part.data_ptr() % 8 == 0 and part.storage_offset() == 0:
+            lanes = part.view(torch.int64)
+        else:
+            lanes, _ = as_lanes(part, rows)
+        if small:
+            self._pending.append(lanes)
+            self._pending_pieces.append(number)
+            self._pending_lanes += lanes.numel()
+            if self._pending_lanes > _PENDING_LANES:
+                self._digest_pending()
+        else:
+            self._order.append(number)
+            self._sums.append(row_sums(lanes))
+        return number
+
+    def _digest_pending(self) -> None:
+        if self._pending:
+            self._order += self._pending_pieces
+            self._sums.append(sums_of_pieces(self._pending))
+            self._pending, self._pending_pieces, self._pending_lanes = [], [], 0
+
+    def take(self) -> "Taken":
+        """Ends the recording: everything on its way to the host in one transfer."""
+        self._digest_pending()
+        sums = torch.cat(self._sums, dim=1) if self._sums else torch.zeros((2, 0), dtype=torch.int64)
+        extras = [tensor.reshape(-1) for _, tensor in self.extras]
+        flat = torch.cat([sums.reshape(-1).to(self.device), *extras])
+        host, copied = to_host(flat)
+        return Taken(
+            composition=self.composition,
+            rows=self.rows,
+            entries=tuple(self.entries),
+            pieces=tuple(self.pieces),
+            order=tuple(self._order),
+            lists=tuple(self.lists),
+            extras=tuple((what, tensor.shape) for what, tensor in self.extras),
+            host=host,
+            copied=copied,
+        )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A finished recording, for the writer thread. `host` may be read once `copied` has happened."""
+
+    composition: Composition
+    rows: ArmedRows
+    entries: Tuple[Entry, ...]
+    pieces: Tuple[Piece, ...]
+    order: Tuple[int, ...]
+    lists: Tuple[Tuple[int, ...], ...]
+    extras: Tuple[Tuple[Any, Any], ...]
+    host: torch.Tensor
+    copied: Any
+
+    def arrived(self) -> Tuple[torch.Tensor, List[Tuple[Any, torch.Tensor]]]:
+        """The sums [2, digests] in the order of `order`, and the extras. Waits for the transfer."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        digests = sum(self.pieces[number].rows for number in self.order)
+        place = 2 * digests
+        extras = []
+        for what, shape in self.extras:
+            size = shape.numel()
+            extras.append((what, self.host[place : place + size].reshape(shape)))
+            place += size
+        return self.host[: 2 * digests].reshape(2, digests), extras
+
+
+def to_host(flat: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+    """`flat` on the host, and the event after which it is there (None: at once). Nobody waits here."""
+    if flat.device.type == "cpu":
+        return flat, None
+    host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    host.copy_(flat, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host, event

@@ -1,0 +1,377 @@
+"""Writes finished recordings into a trace, in a thread of its own behind a bounded queue.
+
+Slot rows are written when they tell something: a position that was just computed (written and read), and one
+whose bits are not what was last seen there for this request (read): all of them at a request's first forward,
+and later only what somebody changed. The sampler's results come after their forward; those of a chunk that
+does not end its prompt were never used, which shows at the request's next forward.
+"""
+
+import queue
+import shutil
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from .composition import Part
+from .digest import finished
+from .recording import ROWS, WHOLE, Taken
+from .state_reads import KvLook, KvRead, KvSlots, RecurrentLook
+from .trace_writer import TraceWriter
+
+_QUEUE = 64
+_PATIENCE_S = 60.0
+_CHECK_EVERY = 32
+_REMEMBERED_BYTES = 512 << 20
+_WRITTEN, _READ, _WRITTEN_AND_READ = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Describes the token ids and positions of the armed rows: int64 [2, rows]."""
+
+
+@dataclass(frozen=True)
+class NewNames:
+    """Names that the forward thread has numbered since the recording before."""
+
+    operators: Tuple[Tuple[str, int, str, Optional[str], Optional[int]], ...]
+    arguments: Tuple[str, ...]
+    dtypes: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    folder: Path
+    free_floor_bytes: int
+    size_cap_bytes: int
+
+
+@dataclass
+class _Open:
+    """A sampler's result that waits for its requests' next forwards."""
+
+    taken: Taken
+    forward: int
+    first_row: int
+    waiting: Dict[str, int]
+    """Rows among the forward's armed rows by request id, not decided yet."""
+    kept: List[int]
+
+
+class RecordingWriter:
+    """The thread and its queue. `trouble` gets the first exception; what comes after it is dropped."""
+
+    def __init__(self, writer: TraceWriter, limits: Limits, trouble: Callable[[BaseException], None]) -> None:
+        self._writer = writer
+        self._limits = limits
+        self._trouble = trouble
+        self._queue: "queue.Queue[Any]" = queue.Queue(_QUEUE)
+        self._broken: Optional[str] = None
+        self._written = 0
+        self._latest = (0, 0)
+        self._seen: "OrderedDict[Tuple[str, int, int], torch.Tensor]" = OrderedDict()
+        self._seen_bytes = 0
+        self._opened: List[_Open] = []
+        self._thread = threading.Thread(target=self._work, name="klbench-trace", daemon=True)
+        self._thread.start()
+
+    # Any thread.
+
+    def put(self, names: NewNames, taken: Taken, sampled: bool) -> None:
+        """Hands over a recording, or what the sampler added to the one before. Waits for room."""
+        if self._broken is None:
+            self._queue.put((names, taken, sampled), timeout=_PATIENCE_S)
+
+    def close(
+        self, observes_state: bool, observes_head: bool, invalid: Optional[str], not_observed: Sequence[str]
+    ) -> None:
+        """Writes all that was handed over and completes the trace."""
+        self._queue.put(None, timeout=_PATIENCE_S)
+        self._thread.join()
+        self._writer.close(observes_state, observes_head, invalid or self._broken, not_observed)
+
+    # The writer thread.
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
+                break
+            if self._broken is None:
+                self._try(lambda item=item: self._write(*item))  # type: ignore[misc]
+        if self._broken is None:
+            self._try(self._decide_all)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            self._trouble(error)
+
+    def _write(self, names: NewNames, taken: Taken, sampled: bool) -> None:
+        for operator in names.operators:
+            self._writer.operator(*operator)
+        for argument in names.arguments:
+            self._writer.argument(argument)
+        for dtype in names.dtypes:
+            self._writer.dtype(dtype)
+        if self._written % _CHECK_EVERY == 0:
+            self._check_space()
+        self._written += 1
+        if sampled:
+            self._write_sampled(taken)
+        else:
+            self._decide(taken)
+            self._write_forward(taken)
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(str(self._limits.folder)).free
+        if free < self._limits.free_floor_bytes:
+            raise OSError(f"{free} bytes are free, less than the floor of {self._limits.free_floor_bytes}")
+        if self._writer.written_bytes > self._limits.size_cap_bytes:
+            raise OSError(
+                f"{self._writer.written_bytes} bytes written pass the cap of {self._limits.size_cap_bytes}"
+            )
+
+    def _write_forward(self, taken: Taken) -> None:
+        sums, extras = taken.arrived()
+        composition = taken.composition
+        forward = self._writer.add_forward(composition.number, composition.rows, len(composition.parts))
+        rows = self._add_rows(forward, taken, extras)
+        first_row = rows[0] if rows else 0
+        self._latest = (forward, first_row)
+        layout, digests = _layout(taken, sums)
+        lists = [[first_row + place for place in members] for members in taken.lists]
+        self._writer.add_packed(forward, layout, first_row, len(rows), lists, digests)
+        slots: Dict[int, Tuple[KvSlots, torch.Tensor]] = {}
+        for what, values in extras:
+            if isinstance(what, KvSlots):
+                slots[what.plan] = (what, values)
+            elif isinstance(what, KvRead):
+                self._add_reads(what, values, taken, first_row)
+            elif isinstance(what, KvLook):
+                self._add_slots(what, values, taken, forward, *slots[what.plan])
+            elif isinstance(what, RecurrentLook):
+                self._add_recurrent(what, values, taken, forward, first_row)
+
+    def _add_rows(self, forward: int, taken: Taken, extras: Sequence[Tuple[Any, torch.Tensor]]) -> List[int]:
+        tokens, positions = next(v for what, v in extras if isinstance(what, Tokens)).tolist()
+        numbers = []
+        index = 0
+        for _, part in taken.rows.parts:
+            end = index + part.rows
+            expected = list(range(part.first_position, part.first_position + part.rows))
+            if positions[index:end] != expected:
+                raise RuntimeError(
+                    f"forward {taken.composition.number}: the rows of {part.rid} are elsewhere"
+                )
+            assert part.parsed is not None
+            arm, request = part.parsed.arm, part.parsed.request
+            for row, (position, token) in enumerate(zip(expected, tokens[index:end], strict=True), part.row):
+                number = self._writer.add_row(forward, arm, request, position, row, part.phase, token)
+                numbers.append(number)
+            index = end
+        return numbers
+
+    def _add_reads(self, what: KvRead, values: torch.Tensor, taken: Taken, first_row: int) -> None:
+        """values: int64 [halves, arguments, rows]."""
+        high = torch.cat(
+            [torch.arange(part.first_position, part.seq_len) + 1 for _, part in taken.rows.parts]
+        )
+        low = torch.zeros_like(high) if what.window is None else (high - 1 - what.window).clamp_(min=0)
+        row = torch.arange(len(high)) + first_row
+        for place, argument in enumerate(what.arguments):
+            columns = [row, _like(row, what.operator), _like(row, argument), low, high]
+            self._writer.add_columns("read", torch.stack(columns, dim=1), values[:, place].t().contiguous())
+
+    def _add_slots(
+        self,
+        what: KvLook,
+        values: torch.Tensor,
+        taken: Taken,
+        forward: int,
+        about: KvSlots,
+        slots: torch.Tensor,
+    ) -> None:
+        """values: int64 [halves, arguments, n]."""
+        own = 0
+        for span in about.spans:
+            part = taken.rows.parts[span.part][1]
+            count = span.high - span.first if what.own_rows_only else span.high - span.low
+            begin = own if what.own_rows_only else span.start
+            own += count
+            position = torch.arange(span.high - count, span.high)
+            pool = slots[span.start + span.high - span.low - count : span.start + span.high - span.low]
+            kind = torch.where(position >= span.first, _WRITTEN_AND_READ, _READ)
+            for place, argument in enumerate(what.arguments):
+                seen = values[:, place, begin : begin + count]
+                news = self._changed(part.rid, what.operator, argument, position, seen) | (kind != _READ)
+                chosen = torch.nonzero(news).flatten()
+                if not len(chosen):
+                    continue
+                assert part.parsed is not None
+                like = position[chosen]
+                columns = [
+                    kind[chosen],
+                    _like(like, forward),
+                    _like(like, what.operator),
+                    _like(like, argument),
+                    _like(like, what.event),
+                    _like(like, part.parsed.request),
+                    like,
+                    pool[chosen],
+                ]
+                digests = finished(seen[:, chosen], what.row_bytes[place])
+                self._writer.add_columns("slot", torch.stack(columns, dim=1), digests)
+
+    def _changed(
+        self, rid: str, operator: int, argument: int, position: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """Where `seen` [2, n] is not what was last seen at these positions; it is remembered now."""
+        first, end = int(position[0]), int(position[-1]) + 1
+        key = (rid, operator, argument)
+        known = self._seen.pop(key, None)
+        if known is None or known.shape[1] < end:
+            grown = torch.zeros((3, max(end + 64, end * 5 // 4)), dtype=torch.int64)
+            if known is not None:
+                grown[:, : known.shape[1]] = known
+                self._seen_bytes -= known.numel() * 8
+            known = grown
+            self._seen_bytes += known.numel() * 8
+        self._seen[key] = known
+        here = known[:, first:end]
+        changed = (here[0] == 0) | (here[1:] != seen).any(dim=0)
+        here[0] = 1
+        here[1:] = seen
+        while self._seen_bytes > _REMEMBERED_BYTES and len(self._seen) > 1:
+            _, forgotten = self._seen.popitem(last=False)
+            self._seen_bytes -= forgotten.numel() * 8
+        return changed
+
+    def _add_recurrent(
+        self, what: RecurrentLook, values: torch.Tensor, taken: Taken, forward: int, first_row: int
+    ) -> None:
+        """values: int64 [3, requests]: pool slot, low, high."""
+        digests = finished(values[1:], what.row_bytes)
+        row = first_row
+        for place, (_, part) in enumerate(taken.rows.parts):
+            assert part.parsed is not None
+            own_row, row = row, row + part.rows
+            # Without a prefix there is no state: the slot holds what its last owner left.
+            if not what.written and part.first_position == 0:
+                continue
+            position = part.seq_len - 1 if what.written else part.first_position - 1
+            kind = _WRITTEN if what.written else _READ
+            digest = digests[place : place + 1]
+            slot = [kind, forward, what.operator, what.argument, what.event, part.parsed.request]
+            self._writer.add_columns("slot", torch.tensor([[*slot, position, int(values[0, place])]]), digest)
+            if not what.written:
+                read = [own_row, what.operator, what.argument, 0, part.first_position]
+                self._writer.add_columns("read", torch.tensor([read]), digest)
+
+    # The sampler's results.
+
+    def _write_sampled(self, taken: Taken) -> None:
+        forward, first_row = self._latest
+        members = range(len(taken.rows.in_batch)) if not taken.lists else taken.lists[0]
+        opened = _Open(taken, forward, first_row, {}, [])
+        ends = _last_rows(taken)
+        for member in members:
+            part = ends[member]
+            if part.phase == "decode":
+                opened.kept.append(member)
+            else:
+                opened.waiting[part.rid] = member
+        self._opened.append(opened)
+        self._write_decided()
+
+    def _decide(self, taken: Taken) -> None:
+        """A request that goes on with another chunk threw the sampled token away."""
+        phases = {part.rid: part.phase for part in taken.composition.parts if part.rid}
+        for opened in self._opened:
+            for rid in [rid for rid in opened.waiting if rid in phases]:
+                member = opened.waiting.pop(rid)
+                if phases[rid] not in ("chunk", "resumed"):
+                    opened.kept.append(member)
+        self._write_decided()
+
+    def _decide_all(self) -> None:
+        for opened in self._opened:
+            opened.kept += opened.waiting.values()
+            opened.waiting = {}
+        self._write_decided()
+
+    def _write_decided(self) -> None:
+        for opened in [opened for opened in self._opened if not opened.waiting]:
+            self._opened.remove(opened)
+            taken = opened.taken
+            members = list(range(len(taken.rows.in_batch))) if not taken.lists else list(taken.lists[0])
+            chosen = [place for place, member in enumerate(members) if member in opened.kept]
+            if not chosen:
+                continue
+            sums, _ = taken.arrived()
+            layout, digests = _layout(taken, sums)
+            every = len(chosen) == len(taken.rows.in_batch)
+            group = ROWS if every else ROWS + 1
+            layout = tuple((*entry[:6], group, entry[7]) for entry in layout)
+            digests = digests.reshape(-1, len(members), 2)[:, chosen].reshape(-1, 2)
+            rows = [opened.first_row + members[place] for place in chosen]
+            self._writer.add_packed(
+                opened.forward,
+                layout,
+                opened.first_row,
+                len(taken.rows.in_batch),
+                [] if every else [rows],
+                digests,
+            )
+
+
+def _like(values: torch.Tensor, number: int) -> torch.Tensor:
+    return torch.full_like(values, number)
+
+
+def _last_rows(taken: Taken) -> Dict[int, Part]:
+    """The armed requests by the place of their last row among the armed rows."""
+    ends = {}
+    place = 0
+    for _, part in taken.rows.parts:
+        place += part.rows
+        ends[place - 1] = part
+    return ends
+
+
+def _layout(taken: Taken, sums: torch.Tensor) -> Tuple[Tuple[Tuple[int, ...], ...], torch.Tensor]:
+    """The forward's entries and the digests of its pieces, pieces with the same digests once."""
+    counts = [taken.pieces[number].rows for number in taken.order]
+    widths = torch.repeat_interleave(
+        torch.tensor([taken.pieces[number].row_bytes for number in taken.order], dtype=torch.int64),
+        torch.tensor(counts, dtype=torch.int64),
+    )
+    digests = finished(sums, widths)
+    part_of: Dict[int, torch.Tensor] = {}
+    place = 0
+    for number, count in zip(taken.order, counts, strict=True):
+        part_of[number] = digests[place : place + count]
+        place += count
+    renumbered: Dict[int, int] = {}
+    known: Dict[Any, int] = {}
+    kept: List[torch.Tensor] = []
+    for number, piece in enumerate(taken.pieces):
+        own = part_of[number]
+        # Whole digests stay apart: they are few, and a group decides how many digests a piece has.
+        ends = (piece.group, piece.rows, *own[0].tolist(), *own[-1].tolist()) if piece.rows else None
+        same = known.get(ends) if ends is not None and piece.group != WHOLE else None
+        if same is not None and torch.equal(kept[same], own):
+            renumbered[number] = same
+            continue
+        renumbered[number] = len(kept)
+        if ends is not None:
+            known.setdefault(ends, len(kept))
+        kept.append(own)
+    layout = tuple((*entry[:7], renumbered[entry[7]]) for entry in taken.entries)
+    return layout, torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int64)

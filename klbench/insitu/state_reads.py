@@ -1,0 +1,214 @@
+"""State as it is read: the K and V rows in the pool that an attention call may read, and recurrent slots.
+
+Looked at after the call, when its own rows are written: for each armed request all K and V rows from the
+first position that any of its rows reaches to its end, found through the request's page table (translated for
+a sliding-window pool), as the bytes are in the pool at that moment, at every forward.
+
+The rows that one row reads are [low, high) positions; their digest is additive, so that every row's read, and
+every window, is a difference of two running sums:
+
+    low  = sum over positions p of  sums(K row of p)[0] * key_0(p)      modulo 2^64
+    high = the same with the other sum and key
+
+`sums` are the row digest's, unfinished; the keys are odd numbers of the position (digest.position_keys).
+A recurrent slot is digested whole: before the call (what is read at the request's first row of the forward)
+and after it (what is written at its last).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from .digest import as_lanes, position_keys, row_sums
+from .recording import Recording
+
+_FULL_LOOK_BYTES = 64 << 20
+"""Sums that one decode forward may send to the host; beyond, only those of its own rows."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A request's positions [low, high) in a flat list, from `start` on; its own rows begin at `first`."""
+
+    part: int
+    """Place among the armed requests."""
+    low: int
+    high: int
+    first: int
+    start: int
+
+
+@dataclass(frozen=True)
+class KvLook:
+    """Describes one transferred look at an attention layer's pool: int64 [halves, arguments, n]."""
+
+    operator: int
+    event: int
+    arguments: Tuple[int, ...]
+    row_bytes: Tuple[int, ...]
+    plan: int
+    own_rows_only: bool
+
+
+@dataclass(frozen=True)
+class KvRead:
+    """Describes the digests of what each armed row read: int64 [halves, arguments, rows]."""
+
+    operator: int
+    arguments: Tuple[int, ...]
+    window: Optional[int]
+
+
+@dataclass(frozen=True)
+class KvSlots:
+    """Describes the pool slots of a plan's positions: int64 [n]."""
+
+    plan: int
+    spans: Tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class RecurrentLook:
+    """Describes the armed requests' slots of one state: int64 [3, requests]: pool slot, low, high."""
+
+    operator: int
+    event: int
+    argument: int
+    row_bytes: int
+    written: bool
+
+
+class _Plan:
+    """What the layers with one window share in a forward: slots, keys and the bounds of each row's read."""
+
+    def __init__(self, recording: Recording, batch: Any, window: Optional[int]) -> None:
+        spans: List[Span] = []
+        pool_rows, positions, low_at, high_at = [], [], [], []
+        start = 0
+        for place, (index, part) in enumerate(recording.rows.parts):
+            first, end = part.first_position, part.seq_len
+            low = 0 if window is None else max(0, first - window)
+            spans.append(Span(place, low, end, first, start))
+            pool_rows.append(torch.full((end - low,), index, dtype=torch.int64))
+            positions.append(torch.arange(low, end))
+            own = torch.arange(first, end)
+            lows = torch.zeros_like(own) if window is None else (own - window).clamp_(min=0)
+            low_at.append(lows + (start - low))
+            high_at.append(own + (start - low + 1))
+            start += end - low
+        self.spans = tuple(spans)
+        device = recording.device
+        position = torch.cat(positions)
+        self.keys = position_keys(int(position.max()) + 1, device).index_select(1, position.to(device))
+        self.low_at, self.high_at = torch.cat(low_at).to(device), torch.cat(high_at).to(device)
+        self._pool_rows, self._positions = torch.cat(pool_rows).to(device), position.to(device)
+        self._batch = batch
+        self._slots: Dict[bool, torch.Tensor] = {}
+
+    def slots(self, req_to_token: torch.Tensor, translate: Optional[Callable[[Any], Any]]) -> torch.Tensor:
+        """The pool slots of all positions, int64 [n]; `translate` turns them into a windowed pool's."""
+        known = self._slots.get(translate is not None)
+        if known is None:
+            requests = self._batch.req_pool_indices.to(torch.int64).index_select(0, self._pool_rows)
+            known = req_to_token[requests, self._positions].to(torch.int64)
+            if translate is not None:
+                known = translate(known).to(torch.int64)
+            self._slots[translate is not None] = known
+        return known
+
+
+class StateReads:
+    """The looks of one forward."""
+
+    def __init__(self, recording: Recording, batch: Any, layers: int, argument: Callable[[str], int]) -> None:
+        self._recording = recording
+        self._batch = batch
+        self._layers = max(layers, 1)
+        self._argument = argument
+        self._plans: Dict[Optional[int], _Plan] = {}
+        self._sent: Dict[Tuple[Optional[int], bool], int] = {}
+
+    def attention(self, operator: int, module: Any, window: Optional[int]) -> None:
+        """Looks at what `module`'s call could read. To be called after the call."""
+        from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
+
+        pool = get_token_to_kv_pool()
+        layers = getattr(pool, "layers_mapping", None)
+        windowed = bool(layers is not None and layers[module.layer_id][1])
+        self.look(
+            operator,
+            window,
+            get_req_to_token_pool().req_to_token,
+            (("k", pool.get_key_buffer(module.layer_id)), ("v", pool.get_value_buffer(module.layer_id))),
+            pool.translate_loc_from_full_to_swa if windowed else None,
+        )
+
+    def look(
+        self,
+        operator: int,
+        window: Optional[int],
+        req_to_token: torch.Tensor,
+        buffers: Tuple[Tuple[str, torch.Tensor], ...],
+        translate: Optional[Callable[[Any], Any]],
+    ) -> None:
+        """Digests the rows of `buffers` [slots, ...] that the armed rows may read."""
+        recording = self._recording
+        plan = self._plans.get(window)
+        if plan is None:
+            plan = self._plans[window] = _Plan(recording, self._batch, window)
+        slots = plan.slots(req_to_token, translate)
+        number = self._sent.get((window, translate is not None))
+        if number is None:
+            number = self._sent[window, translate is not None] = len(self._sent)
+            recording.extras.append((KvSlots(number, plan.spans), slots))
+        sums, row_bytes = [], []
+        gathered = [buffer.index_select(0, slots) for _, buffer in buffers]
+        if len({(part.shape, part.dtype) for part in gathered}) == 1:
+            lanes, size = as_lanes(torch.cat(gathered), len(slots) * len(gathered))
+            sums.append(row_sums(lanes).reshape(2, len(gathered), -1))
+            row_bytes = [size] * len(gathered)
+        else:
+            for part in gathered:
+                lanes, size = as_lanes(part, len(slots))
+                sums.append(row_sums(lanes).reshape(2, 1, -1))
+                row_bytes.append(size)
+        # [halves, arguments, n]
+        seen = torch.cat(sums, dim=1) if len(sums) > 1 else sums[0]
+        running = torch.nn.functional.pad(torch.cumsum(seen * plan.keys[:, None, :], dim=2), (1, 0))
+        read = running.index_select(2, plan.high_at) - running.index_select(2, plan.low_at)
+        arguments = tuple(self._argument(name) for name, _ in buffers)
+        decode = recording.composition.mode == "decode"
+        own_rows_only = decode and seen.numel() * 8 * self._layers > _FULL_LOOK_BYTES
+        if own_rows_only:
+            seen = seen.index_select(2, plan.high_at - 1)
+        event = recording.event
+        recording.extras.append(
+            (KvLook(operator, event, arguments, tuple(row_bytes), number, own_rows_only), seen)
+        )
+        recording.extras.append((KvRead(operator, arguments, window), read))
+
+    def recurrent(self, operator: int, module: Any, written: bool) -> None:
+        """Looks at the armed requests' recurrent slots, before or after `module`'s call."""
+        from sglang.srt.model_executor.forward_context import get_req_to_token_pool
+
+        pool = get_req_to_token_pool()
+        layer = getattr(module, "layer_id", None)
+        layer = getattr(module, "layer_idx", None) if layer is None else layer
+        cache = pool.mamba2_layer_cache(layer)
+        places = torch.tensor([index for index, _ in self._recording.rows.parts], dtype=torch.int64)
+        requests = self._batch.req_pool_indices.index_select(0, places.to(self._recording.device))
+        slots = pool.get_mamba_indices(requests)
+        slots = getattr(pool, "translate_mamba_indices", lambda found: found)(slots).to(torch.int64)
+        states = [("conv" if i == 0 else f"conv{i}", conv) for i, conv in enumerate(cache.conv)]
+        for name, state in [*states, ("temporal", cache.temporal)]:
+            if state is not None and state.numel():
+                self.look_at_slots(operator, name, state, slots, written)
+
+    def look_at_slots(
+        self, operator: int, name: str, state: torch.Tensor, slots: torch.Tensor, written: bool
+    ) -> None:
+        """Digests rows `slots`, one for each armed request, of `state` [slots, ...]."""
+        lanes, row_bytes = as_lanes(state.index_select(0, slots), len(slots))
+        about = RecurrentLook(operator, self._recording.event, self._argument(name), row_bytes, written)
+        self._recording.extras.append((about, torch.cat([slots[None], row_sums(lanes)])))
