@@ -76,8 +76,7 @@ def _origins_of(
                     Origin("state_restore", operator, column, rows, state_position=at, state_arm=arm)
                 )
     if written.any():
-        # The last time the position was computed before the read; it is computed once unless retracted.
-        writers = np.isin(pairs.position, position[written]) & (own == Status.EQUAL)
+        writers = _writing_rows(trace, pairs, writer[written]) & (own == Status.EQUAL)
         if writers.any():
             first = int(pairs.position[writers].min())
             found.append(Origin("state_write", operator, column, writers, state_position=first))
@@ -86,6 +85,15 @@ def _origins_of(
             Origin("not_observed", operator, column, victims, state_position=int(position[unknown].min()))
         )
     return found
+
+
+def _writing_rows(trace: Trace, pairs: Pairs, entries: Ints) -> Mask:
+    """The paired rows that made these slot writes; a write of another request is no row of ours."""
+    span = int(trace.slot_position.max()) + 1
+    ours = entries[trace.slot_request[entries] == pairs.request]
+    written = trace.slot_forward[ours] * span + trace.slot_position[ours]
+    mask: Mask = np.isin(trace.row_forward[pairs.decode_row] * span + pairs.position, written)
+    return mask
 
 
 def _reads(trace: Trace, operator: int, pairs: Pairs, forwards: Ints) -> _Reads:

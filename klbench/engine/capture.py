@@ -205,16 +205,17 @@ async def capture(
         capture_s = time.monotonic() - began
         if (reason := side.control.invalid(dumps)) is not None:
             raise UndecidedError("the capture was cut", why=reason, next="free the disk and capture again")
-        began = time.monotonic()
-        converted = await side.dumps.convert(dumps, trace_folder, lambda a, b: say("converting", a, b))
-        convert_s = time.monotonic() - began
-        began = time.monotonic()
-        say("localising", 0, 1)
-        trace = await asyncio.to_thread(read_trace, trace_folder)
-        alignment, found = await asyncio.to_thread(_localise, trace, work, columns)
-        localise_s = time.monotonic() - began
-        say("fetching rows", 0, 1)
-        found = await measure_ulps(side.dumps, dumps, trace, found, alignment.pairs)
+        async with side.dumps.started() as reader:
+            began = time.monotonic()
+            converted = await reader.convert(dumps, trace_folder, lambda a, b: say("converting", a, b))
+            convert_s = time.monotonic() - began
+            began = time.monotonic()
+            say("localising", 0, 1)
+            trace = await asyncio.to_thread(read_trace, trace_folder)
+            alignment, found = await asyncio.to_thread(_localise, trace, work, columns)
+            localise_s = time.monotonic() - began
+            say("fetching rows", 0, 1)
+            found = await measure_ulps(reader, dumps, trace, found, alignment.pairs)
         repetition = _repetition(side, work, captured_pass)
         changed, compared = _changed(work, columns)
         outcome = Outcome(

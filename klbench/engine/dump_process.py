@@ -1,11 +1,18 @@
-"""Reads dump files in a short process of the server's Python: klbench has no torch and trusts no pickle."""
+"""Reads dump files in a short process of the server's Python: klbench has no torch and trusts no pickle.
+
+    async with dumps.started() as reader:
+        await reader.convert(dump_dir, trace_dir, progress)
+        await reader.fetch_rows(dump_dir, wanted, file)
+
+One process for both, for loading torch takes longer than reading the files.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,10 @@ from klbench.errors import UndecidedError
 
 _LINE_LIMIT = 1 << 20
 _ERROR_TAIL = 2000
+_KEPT_ERROR_BYTES = 1 << 16
+
+Counted = Callable[[int, int], None]
+"""Forwards done, and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +45,58 @@ class DumpProcess:
     environment: Mapping[str, str]
     """The server's own environment; what activates the plugin is taken out."""
 
-    async def convert(self, dump_dir: Path, out_dir: Path, progress: Callable[[int, int], None]) -> Converted:
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncIterator[DumpReader]:
+        """The process, ended when the block is left."""
+        environment = {
+            name: value for name, value in self.environment.items() if not name.startswith("KLBENCH_")
+        }
+        # Files of the current folder must not shadow the standard library.
+        environment["PYTHONSAFEPATH"] = "1"
+        command = (str(self.python), "-m", "klbench_insitu.dumps", "serve")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                limit=_LINE_LIMIT,
+            )
+        except OSError as error:
+            raise UndecidedError(f"{self.python} cannot be started", why=str(error)) from error
+        reader = DumpReader(process, " ".join(command))
+        try:
+            yield reader
+        finally:
+            await asyncio.shield(reader.end())
+
+
+class DumpReader:
+    """A running process that reads dumps, one request at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process, command: str) -> None:
+        self._process = process
+        self._command = command
+        self._said = b""
+        self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(_KEPT_ERROR_BYTES):
+            self._said = (self._said + chunk)[-_KEPT_ERROR_BYTES:]
+
+    async def end(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        await self._process.wait()
+        await self._listening
+
+    async def convert(self, dump_dir: Path, out_dir: Path, progress: Counted) -> Converted:
         """Turns the dumps into a trace in `out_dir`."""
-        result = await self._run(["convert", str(dump_dir), str(out_dir)], b"", progress)
+        asked = {"do": "convert", "dump_dir": str(dump_dir), "out_dir": str(out_dir)}
+        result = await self._ask(asked, progress)
         try:
             names = ("forwards", "files", "dump_bytes", "trace_bytes")
             return Converted(*(int(result[name]) for name in names))
@@ -45,55 +105,28 @@ class DumpProcess:
 
     async def fetch_rows(self, dump_dir: Path, wanted: list[dict[str, Any]], out_file: Path) -> None:
         """Writes the raw rows that are wanted (klbench/insitu/dumps.py) to `out_file`."""
-        await self._run(["rows", str(dump_dir), str(out_file)], json.dumps(wanted).encode(), None)
+        asked = {"do": "rows", "dump_dir": str(dump_dir), "wanted": wanted, "out_file": str(out_file)}
+        await self._ask(asked, None)
 
-    async def _run(
-        self, arguments: list[str], stdin: bytes, progress: Callable[[int, int], None] | None
-    ) -> dict[str, Any]:
-        environment = {
-            name: value for name, value in self.environment.items() if not name.startswith("KLBENCH_")
-        }
-        # Files beside it must not shadow the standard library.
-        environment.setdefault("PYTHONSAFEPATH", "1")
-        process = await asyncio.create_subprocess_exec(
-            str(self.python),
-            "-m",
-            "klbench_insitu.dumps",
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-            cwd=os.path.dirname(arguments[1]) or None,
-            limit=_LINE_LIMIT,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors = asyncio.create_task(process.stderr.read())
-        result: dict[str, Any] | None = None
+    async def _ask(self, asked: dict[str, Any], progress: Counted | None) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
         try:
-            process.stdin.write(stdin)
-            await process.stdin.drain()
-            process.stdin.close()
-            async for line in process.stdout:
+            stdin.write(json.dumps(asked).encode() + b"\n")
+            await stdin.drain()
+            while line := await stdout.readline():
                 content = json.loads(line)
                 if "result" in content:
-                    result = dict(content["result"])
-                elif progress is not None:
+                    return dict(content["result"])
+                if progress is not None:
                     progress(int(content["done"]), int(content["total"]))
-            code = await process.wait()
-        except (BrokenPipeError, ConnectionResetError, ValueError, KeyError, TypeError) as error:
+        except (ConnectionError, RecursionError, ValueError, KeyError, TypeError) as error:
             raise UndecidedError("the dump reader gave an odd answer", why=str(error)) from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            said = (await errors).decode(errors="replace")
-        if code != 0 or result is None:
-            raise UndecidedError(
-                "the dump files could not be read",
-                why=said[-_ERROR_TAIL:].strip() or f"the reader ended with {code}",
-                next=f"run it by hand: {self.python} -m klbench_insitu.dumps {' '.join(arguments)}",
-            )
-        return result
+        code = await self._process.wait()
+        await self._listening
+        raise UndecidedError(
+            "the dump files could not be read",
+            why=self._said.decode(errors="replace")[-_ERROR_TAIL:].strip() or f"the reader ended with {code}",
+            next=f"run it by hand, with the server's environment: {self._command}",
+        )

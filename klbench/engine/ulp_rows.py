@@ -12,7 +12,7 @@ from klbench.core.comparison import Pairs
 from klbench.core.findings import Evidence, Finding, Localisation, Neighbour
 from klbench.core.trace import Arm, Direction, Trace
 from klbench.core.ulps import UlpDifference, compare_rows
-from klbench.engine.dump_process import DumpProcess
+from klbench.engine.dump_process import DumpReader
 from klbench.engine.traces import read_rows
 from klbench.errors import KlbenchError
 
@@ -21,7 +21,7 @@ _FINDINGS = 8
 
 
 async def measure_ulps(
-    dumps: DumpProcess, dump_dir: Path, trace: Trace, found: Localisation, pairs: Pairs
+    reader: DumpReader, dump_dir: Path, trace: Trace, found: Localisation, pairs: Pairs
 ) -> Localisation:
     """`found` with the largest difference in ulps of each output around the first origin and at each origin.
 
@@ -50,7 +50,7 @@ async def measure_ulps(
         return found
     out_file = dump_dir / "rows.safetensors"
     try:
-        await dumps.fetch_rows(dump_dir, wanted, out_file)
+        await reader.fetch_rows(dump_dir, wanted, out_file)
         rows = read_rows(out_file)
     except KlbenchError:
         return found

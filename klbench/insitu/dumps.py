@@ -5,6 +5,9 @@ A short process of the server's Python:
     python -m klbench_insitu.dumps convert DUMP_DIR OUT_DIR     prints {"done": 3, "total": 40} lines,
                                                                 then {"result": {...}}
     python -m klbench_insitu.dumps rows DUMP_DIR OUT_FILE       reads wanted rows as JSON from stdin
+    python -m klbench_insitu.dumps serve        both, for each JSON line on stdin until it ends:
+                                                {"do": "convert", "dump_dir", "out_dir"},
+                                                {"do": "rows", "dump_dir", "wanted", "out_file"}
 
 DUMP_DIR is what capture.py filled. Files are read with `weights_only=True` and never otherwise: one that
 would run code makes the trace invalid. Only rows of armed requests are digested; a first dimension that is a
@@ -336,8 +339,23 @@ def fetch_rows(dump_dir: Path, wanted: List[Dict[str, Any]], out_file: Path) -> 
     return len(found)
 
 
+def _serve() -> None:
+    """Answers one line after the other; torch is loaded once for all of them."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        dump_dir = Path(asked["dump_dir"])
+        if asked["do"] == "convert":
+            result = convert(dump_dir, Path(asked["out_dir"]))
+        else:
+            result = {"rows": fetch_rows(dump_dir, asked["wanted"], Path(asked["out_file"]))}
+        print(json.dumps({"result": result}), flush=True)
+
+
 def main(arguments: List[str]) -> int:
     torch.set_num_threads(1)
+    if arguments == ["serve"]:
+        _serve()
+        return 0
     if len(arguments) == 3 and arguments[0] == "convert":
         result: Dict[str, Any] = convert(Path(arguments[1]), Path(arguments[2]))
     elif len(arguments) == 3 and arguments[0] == "rows":
