@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from klbench.engine.client import OnCall, ServerClient
 from klbench.engine.server import Server
 from klbench.engine.target import Demo, LaunchOptions
 from klbench.zoo import Kind
+
+
+# sglang is thousands of modules in three processes: each start would compile all of them again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 class RunningDemo:
@@ -100,7 +105,7 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDemo]
         folder = tmp_path_factory.mktemp("demo-server")
 
         async def once() -> Server:
-            server = await Server.start(Demo(kind), options, folder=folder, launch_timeout_s=280)
+            server = await Server.start(Demo(kind), options, folder=folder, launch_timeout_s=550)
             # Its connections belong to this event loop, which ends here.
             await server.client.close()
             return server

@@ -89,7 +89,7 @@ _WRAPPERS = re.compile(
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
 _PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d[^\]]*\] ?")
 _EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(: .*)?$")
-_ARGPARSE = re.compile(r"^\S*: error: .+|^error: .+")
+_ARGPARSE = re.compile(r"^[\w. /-]{1,80}: error: .+")
 _CHAIN = ("During handling of the above", "The above exception was the direct cause")
 _KEEP_LINES = 60
 

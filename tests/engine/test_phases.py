@@ -93,12 +93,11 @@ def test_of_a_chain_of_exceptions_the_last_is_the_headline_and_all_are_kept() ->
     assert "KeyError: 'x'" in error.lines
 
 
-def test_what_the_argument_parser_refused_is_an_error_too() -> None:
-    error = own_error(
-        "usage: launch_server.py [-h]\nlaunch_server.py: error: unrecognized arguments: --nope\n"
-    )
+@pytest.mark.parametrize("program", ["launch_server.py", "sglang serve"])
+def test_what_the_argument_parser_refused_is_an_error_too(program: str) -> None:
+    error = own_error(f"usage: {program} [-h]\n{program}: error: unrecognized arguments: --nope\n")
     assert error is not None
-    assert error.headline == "launch_server.py: error: unrecognized arguments: --nope"
+    assert error.headline == f"{program}: error: unrecognized arguments: --nope"
 
 
 def test_a_wrapper_is_better_than_nothing() -> None:
