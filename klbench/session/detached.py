@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from klbench.errors import ExitCode, KlbenchError, UsageError
+from klbench.errors import ExitCode, UsageError
 from klbench.session.commands import Run
 from klbench.session.folder import make_session
 from klbench.session.link import RunnerOrder
@@ -49,7 +48,6 @@ async def _live(
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
         runner.launch()
         if order.run_first:
-            with contextlib.suppress(KlbenchError):
-                runner.submit(Run())
+            runner.submit(Run())
         await runner.serve(keep_idle_s=keep_idle_s)
     return exit_code

@@ -216,9 +216,10 @@ class Runner:
         """
         if self._stopping.is_set():
             raise UsageError("the runner is stopping", why=self.stop_reason or "")
-        waiting_for_start = self._current is not None and self._current[0].kind == "launch"
-        if self._queue or (self._current is not None and not waiting_for_start):
-            busy = self._current[0] if self._current else self._queue[0][0]
+        pending = [self._current[0]] if self._current is not None else []
+        pending += [job for job, _ in self._queue]
+        if pending and [job.kind for job in pending] != ["launch"]:
+            busy = pending[0]
             raise UsageError(
                 f"the runner is busy: {busy.title}",
                 why="one job at a time, for two would change each other's batches",

@@ -98,6 +98,13 @@ async def test_one_job_may_wait_for_the_server_to_start(folder):
         assert runner.state.run.helper("match").status == "clean"
 
 
+async def test_a_job_may_be_given_right_behind_the_launch(folder):
+    async with runner_of(folder) as runner:
+        runner.launch()
+        await runner.execute(cmd.Run(helpers=["match"]))
+        assert runner.state.run.helper("match").status == "clean"
+
+
 async def test_what_waited_for_a_server_that_does_not_start_fails_with_its_error(folder):
     async with runner_of(folder, hold=["launch"], fail="launch") as runner:
         runner.launch()
