@@ -131,7 +131,13 @@ def demo(model: str, list_faults: bool, json_place: str | None, session: Path | 
         **options,
     )
     if _has_terminal() and json_place is None:
-        return _workbench(session=session, start=_as_dict(start))
+        if session is None:
+            return _workbench(session=None, start=_as_dict(start))
+        import asyncio
+
+        from klbench.session.link import start_session
+
+        return _workbench(session=asyncio.run(start_session(start, session=session)).path, start=None)
     from klbench.cli import headless
     from klbench.session.bench import make_work
 

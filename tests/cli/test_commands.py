@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from klbench.cli import main, options
 from klbench.cli.commands import klbench
 from klbench.errors import ExitCode
 from klbench.session import events as ev
-from klbench.session.folder import make_session, new_session_path
+from klbench.session.folder import Lock, make_session, new_session_path
 from klbench.session.log import EventLog
 from tests.session.scripted import DIVERGED, FINDING, SERVER, VERDICT
 
@@ -234,6 +235,51 @@ def test_env_prints_exports_that_a_shell_takes(capsys):
     assert nonce in path
     assert path.endswith("/plugin:/mine")
     assert plugins == "unset"
+
+
+@pytest.fixture
+def workbench(monkeypatch):
+    """A terminal, and what the workbench would be opened with."""
+    opened = []
+
+    def keep(**asked):
+        opened.append(asked)
+        return 0
+
+    monkeypatch.setattr("klbench.cli.commands._has_terminal", lambda: True)
+    monkeypatch.setattr("klbench.cli.commands._workbench", keep)
+    return opened
+
+
+def test_in_a_terminal_the_demo_and_a_bare_klbench_open_the_workbench(workbench):
+    assert main([]) == 0
+    assert main(["demo", "swa", "--fault", "restore-key"]) == 0
+    bare, demo = workbench
+    assert (bare["session"], bare["start"]) == (None, None)
+    assert demo["start"]["target"] == {"kind": "demo", "model": "swa"}
+    assert demo["start"]["options"]["fault"] == "restore-key"
+    assert demo["start"]["options"]["max_new_tokens"] == 128
+
+
+def test_a_session_without_a_runner_is_opened_read_only_and_a_live_one_is_attached_to(workbench):
+    folder = recorded_session()
+    assert main(["open", folder.name]) == 0
+    with folder.locked():
+        assert main(["open", folder.name]) == 0
+        assert main(["open"]) == 0
+    assert [(asked["session"], asked["readonly"]) for asked in workbench] == [
+        (folder.path, True),
+        (folder.path, False),
+        (folder.path, False),
+    ]
+
+
+def test_a_runner_on_another_host_can_only_be_watched(workbench):
+    folder = recorded_session()
+    lock = Lock(host="elsewhere", pid=1, start="x")
+    folder.lock_file.write_bytes(msgspec.json.encode(lock))
+    assert main(["open", folder.name]) == 0
+    assert workbench[0]["readonly"]
 
 
 HEAVY = (
