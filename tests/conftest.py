@@ -15,7 +15,6 @@ from klbench.engine.server import Server
 from klbench.engine.target import Demo, LaunchOptions
 from klbench.zoo import Kind
 
-
 # sglang is thousands of modules in three processes: each start would compile all of them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
