@@ -68,7 +68,8 @@ class Progress:
                     return phase
                 part = f" · {100 * event.done // event.total} %" if event.total else ""
                 return self._seldom(f"{phase}{part}")
-            case ev.Trouble():
+            # What failed is said at the end, or with its helper.
+            case ev.Trouble(level="warning" | "note"):
                 parts = (event.what, event.why, event.next)
                 return f"{event.level}: " + " · ".join(part for part in parts if part)
             case _:
@@ -88,7 +89,7 @@ class Progress:
 def ready_line(server: Mapping[str, Any], launch_s: float) -> str:
     """What the server is, in one line."""
     parts = [
-        f"server ready · {elapsed(launch_s)}",
+        f"server ready · {elapsed(launch_s)}" if launch_s else "attached",
         f"sglang {server.get('sglang_version')}",
         f"{server.get('device')} {server.get('attention_backend')}",
         "deterministic" if server.get("deterministic") else "NOT deterministic",

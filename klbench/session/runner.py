@@ -101,7 +101,7 @@ class Job:
 
     async def ask(self, what: str, why: str) -> None:
         if not self._runner.attended:
-            raise UsageError(what, why=why, next="agree beforehand with --yes-flush")
+            raise UsageError(f"it needs your agreement to {what}", why=why, next="agree with --yes-flush")
         self._runner.emit(ev.Asked(what=what, why=why))
         await self.agreed.wait()
         self._runner.emit(ev.Answered(yes=True))
