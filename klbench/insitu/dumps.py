@@ -29,7 +29,10 @@ from .rids import RequestId, parse_rid
 from .trace_writer import IN, OUT, TraceWriter
 
 _FOLDER = re.compile(r"rank([0-9]+)-([0-9]+)")
-_INDEX = re.compile(r"(?:^|___)dump_index=([0-9]+)(?:___|$)")
+_FILE = re.compile(
+    r"(?:^|___)dump_index=(?P<index>[0-9]+)___name=(?P<name>.*?)___recompute_status="
+    r"(?:.*___layer_id=(?P<layer>[0-9]+)(?:___|$))?"
+)
 _PREFIX = "non_intrusive__"
 _LAYER = re.compile(r"((?:^|\.)layers\.)([0-9]+)(?=\.|$)")
 
@@ -95,21 +98,42 @@ def load(path: Path) -> Dict[str, Any]:
     return content
 
 
-def dumped_tensors(folder: Path) -> Iterator[DumpedTensor]:
-    """The files of one forward in the order in which they were written."""
-    numbered = []
+@dataclass(frozen=True)
+class DumpedFile:
+    """What a file's name says: its place in the order and what it holds."""
+
+    index: int
+    path: Path
+    text: str
+    layer_id: Optional[int]
+
+    @property
+    def name(self) -> Optional[Name]:
+        return parse_name(self.text, self.layer_id)
+
+
+def dumped_files(folder: Path) -> List[DumpedFile]:
+    """The files of one forward in the order in which they were written, none of them opened."""
+    files = []
     for path in folder.glob("*.pt"):
-        found = _INDEX.search(path.stem)
+        found = _FILE.search(path.stem)
         if found is None:
             raise BadDump(f"{path.name} has no place in the order")
-        numbered.append((int(found.group(1)), path))
-    for _, path in sorted(numbered):
-        content = load(path)
+        layer = found.group("layer")
+        layer_id = None if layer is None else int(layer)
+        files.append(DumpedFile(int(found.group("index")), path, found.group("name"), layer_id))
+    return sorted(files, key=lambda file: file.index)
+
+
+def dumped_tensors(folder: Path) -> Iterator[DumpedTensor]:
+    """The content of one forward's files, in order; what is inside names it, not the file's name."""
+    for file in dumped_files(folder):
+        content = load(file.path)
         meta = content["meta"]
         layer = meta.get("layer_id")
         layer_id = layer if isinstance(layer, int) else None
         name = parse_name(str(meta.get("name")), layer_id)
-        yield DumpedTensor(path, name, str(meta.get("name")), layer_id, content["value"])
+        yield DumpedTensor(file.path, name, str(meta.get("name")), layer_id, content["value"])
 
 
 @dataclass(frozen=True)
@@ -147,7 +171,12 @@ def dumped_forwards(dump_dir: Path) -> List[DumpedForward]:
 
 
 def folded(value: torch.Tensor, rows: int) -> Optional[torch.Tensor]:
-    """`value` as [rows, rest] where its first dimension is a multiple of `rows`, else None."""
+    """`value` as [rows, rest] where its first dimension is a multiple of `rows`, else None.
+
+    Dimensions of one in front (a batch of one) are passed over.
+    """
+    while value.dim() > 1 and value.shape[0] == 1:
+        value = value[0]
     if value.dim() == 0 or rows == 0 or value.shape[0] == 0 or value.shape[0] % rows:
         return None
     return value.reshape(rows, -1)
@@ -322,19 +351,24 @@ def fetch_rows(dump_dir: Path, wanted: List[Dict[str, Any]], out_file: Path) -> 
             continue
         calls = _Calls()
         batch_rows = 0
-        for item in dumped_tensors(dumped.folder):
-            if item.core == "input_ids" and item.layer_id is None and not batch_rows:
-                batch_rows = len(item.value)
-            if item.name is None or not isinstance(item.value, torch.Tensor):
+        for file in dumped_files(dumped.folder):
+            name = file.name
+            if name is None:
+                if file.text == "input_ids" and file.layer_id is None and not batch_rows:
+                    batch_rows = len(load(file.path)["value"])
                 continue
-            call = calls.call_of(item.name)
-            for want in tensors.get((item.name.module, call, item.name.direction, item.name.argument), ()):
-                by_row = folded(item.value, batch_rows)
+            call = calls.call_of(name)
+            chosen = tensors.get((name.module, call, name.direction, name.argument), ())
+            value = load(file.path)["value"] if chosen else None
+            if not isinstance(value, torch.Tensor):
+                continue
+            for want in chosen:
+                by_row = folded(value, batch_rows)
                 if by_row is None or not 0 <= int(want["row_in_batch"]) < batch_rows:
                     continue
                 lanes, row_bytes = as_lanes(by_row[int(want["row_in_batch"])], 1)
                 found[str(want["key"])] = lanes.view(torch.uint8)[0, :row_bytes].clone()
-                dtypes[str(want["key"])] = str(item.value.dtype).replace("torch.", "")
+                dtypes[str(want["key"])] = str(value.dtype).replace("torch.", "")
     save_file(found, str(out_file), metadata={"dtypes": json.dumps(dtypes)})
     return len(found)
 

@@ -45,8 +45,9 @@ class DumpFolder:
             meta: dict[str, Any] = {"name": name, "dump_index": self.index}
             if layer:
                 meta["layer_id"] = int(layer)
-            file = f"step=0___rank=0___dump_index={self.index}___name={name}___recompute_status=disabled.pt"
-            torch.save({"value": value, "meta": meta}, place / file)
+            tags = f"step=0___rank=0___dump_index={self.index}___name={name}___recompute_status=disabled"
+            tags += f"___layer_id={layer}" if layer else ""
+            torch.save({"value": value, "meta": meta}, place / f"{tags}.pt")
         about = {
             "n": number,
             "mode": mode,
@@ -145,10 +146,13 @@ def test_heads_are_folded_to_rows_and_all_else_is_digested_whole(dumps: DumpFold
         (f"non_intrusive__{LAYER}.odd.output", table),
         (f"non_intrusive__{LAYER}.scalar.output", torch.tensor(2.5)),
     ]
+    batch_of_one = torch.randn(1, 3, 4)
+    tensors.append((f"non_intrusive__{LAYER}.rotary.output", batch_of_one))
     dumps.forward(1, "extend", [mine(3)], tensors)
     trace = dumps.trace()
 
     np.testing.assert_array_equal(digests_of(trace, f"{LAYER}.q_norm"), digest(heads.reshape(3, 16), 3))
+    np.testing.assert_array_equal(digests_of(trace, f"{LAYER}.rotary"), digest(batch_of_one[0], 3))
     np.testing.assert_array_equal(digests_of(trace, f"{LAYER}.odd"), digest(table, 1))
     whole = trace.tensor_row[trace.tensor_start[trace.tensor_rows == 1]]
     assert whole.tolist() == [-1, -1]
@@ -183,6 +187,22 @@ def test_a_module_called_twice_is_two_call_sites_in_order(dumps: DumpFolder) -> 
 
     assert [(op.module, op.call) for op in trace.operators] == [("shared", 0), ("shared", 1)]
     assert trace.tensor_event.tolist() == [0, 1, 2, 3]
+
+
+def test_a_shared_module_is_named_for_the_layer_that_calls_it_also_when_rows_are_fetched(
+    dumps: DumpFolder, tmp_path: Path
+) -> None:
+    a, b = torch.randn(2, 4), torch.randn(2, 4)
+    rotary = "non_intrusive__model.layers.0.rotary.output"
+    dumps.forward(1, "extend", [mine(2)], [(f"{rotary}@0", a), (f"{rotary}@1", b)])
+    trace = dumps.trace()
+
+    assert [op.module for op in trace.operators] == ["model.layers.0.rotary", "model.layers.1.rotary"]
+    np.testing.assert_array_equal(digests_of(trace, "model.layers.1.rotary"), digest(b, 2))
+    want = {"key": "b", "rank": 0, "forward": 1, "module": "model.layers.1.rotary", "call": 0}
+    want |= {"direction": OUT, "argument": "0", "row_in_batch": 1}
+    fetch_rows(dumps.folder, [want], tmp_path / "rows.safetensors")
+    assert read_rows(tmp_path / "rows.safetensors")["b"][1].tobytes() == b[1].numpy().tobytes()
 
 
 def test_a_module_with_children_is_a_container(dumps: DumpFolder) -> None:
