@@ -160,6 +160,9 @@ def _divergent(detail: dict[str, Any], state: SessionState) -> DivergentRequest 
     prompt_len, cached = int(detail["prompt_len"]), int(detail["cached_tokens"])
     residues: dict[str, int] = {}
     for name, modulus in moduli(state).items():
+        if modulus > position:
+            # Every residue is the number itself: nothing to see.
+            continue
         residues[f"prompt mod {name}"] = prompt_len % modulus
         residues[f"cached mod {name}"] = cached % modulus
         residues[f"first mod {name}"] = position % modulus

@@ -16,7 +16,9 @@ from klbench.core.text import visible
 if TYPE_CHECKING:
     from klbench.session.report import DivergentRequest, Report, ReportHelper, ReportOrigin, ReportRun
 
-_PUNCTUATION = re.compile(r"([\\`*_{}\[\]<>()#+\-!|~&$:@])")
+# What Markdown could take for markup inside a line: no more, for a report is also read as it stands.
+_MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)//")
+_LINE_START = re.compile(r"^(\s*)(?=[-+#=]|\d+[.)])(\d*)")
 _HELPER_COLUMNS = (
     "helper", "status", "hits", "dropped", "tokens", "differ", "bit-equal", "avg KL", "max Δ", "past",
 )  # fmt: skip
@@ -30,7 +32,9 @@ _SERVER_FACTS = (
 
 def text(value: object) -> str:
     """A sentence that renders as it reads."""
-    return _PUNCTUATION.sub(r"\\\1", visible(str(value)))
+    escaped = _MARKUP.sub(lambda found: "\\" + found.group(), visible(str(value)))
+    # A sentence that begins like a list or a heading is none.
+    return _LINE_START.sub(lambda found: f"{found.group(1)}{found.group(2)}\\", escaped)
 
 
 def code(value: object) -> str:
@@ -106,7 +110,10 @@ def _server(report: Report) -> list[str]:
     known = [name for name in _SERVER_FACTS if name in facts]
     known += [name for name in facts if name not in _SERVER_FACTS]
     rows = [("klbench", code(report.klbench_version)), ("session", code(report.header["session"]))]
-    rows += [(text(name.replace("_", " ")), code(_value(facts[name]))) for name in known]
+    rows += [
+        (text(name.replace("_", " ")), "–" if facts[name] is None else code(_value(facts[name])))
+        for name in known
+    ]
     lines += [*table(("what", "in force"), rows), ""]
     if report.fault:
         lines += [f"A fault was planted on purpose: {code(report.fault)}", ""]
@@ -129,19 +136,7 @@ def _run(run: ReportRun) -> list[str]:
         f"SHA-256 {code(prompts.get('sha256', '?'))}.",
         "",
     ]
-    names = (
-        "helper",
-        "status",
-        "hits",
-        "dropped",
-        "tokens",
-        "differ",
-        "bit-equal",
-        "avg KL",
-        "max |Δ|",
-        "past",
-    )
-    lines += [*table(names, (_helper_row(helper) for helper in run.helpers)), ""]
+    lines += [*table(_HELPER_COLUMNS, (_helper_row(helper) for helper in run.helpers)), ""]
     for helper in run.helpers:
         if reason := helper.result.get("reason"):
             lines.append(f"- {text(helper.name)}: {text(reason)}")
