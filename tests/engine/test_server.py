@@ -102,7 +102,7 @@ async def test_prompts_that_share_a_prefix_hit_the_cache_inside_match_and_are_co
     assert server.facts.chunked_prefill_size is not None
     assert sum(map(len, prompts)) > server.facts.chunked_prefill_size
     columns = await server.run_helper("match", prompts, max_new_tokens=2)
-    assert columns.cached_generation.max() >= len(common)
+    assert 0 < columns.cached_generation.max() <= len(common)
     result = helper_result(columns)
     assert result["hits"] == int(np.count_nonzero(columns.cached_generation))
     assert 0 < result["hits"] < 16
