@@ -147,7 +147,8 @@ class RecordingWriter:
         self._latest = (forward, first_row)
         layout, digests = _layout(taken, sums)
         lists = [[first_row + place for place in members] for members in taken.lists]
-        self._writer.add_packed(forward, layout, first_row, len(rows), lists, digests)
+        if layout:
+            self._writer.add_packed(forward, layout, first_row, len(rows), lists, digests)
         slots: Dict[int, Tuple[KvSlots, torch.Tensor]] = {}
         for what, values in extras:
             if isinstance(what, KvSlots):
