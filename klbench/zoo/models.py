@@ -69,8 +69,12 @@ def _write_safetensors(model: Recipe, path: Path) -> None:
 
 def make_model(kind: Kind, root: Path) -> Path:
     """The folder of a zoo model under `root`, made if it is not there yet."""
-    model = recipe(kind)
-    folder = root / f"{kind}-{model.key}"
+    return make_from_recipe(recipe(kind), root)
+
+
+def make_from_recipe(model: Recipe, root: Path) -> Path:
+    """The folder of any recipe's model under `root`, made if it is not there yet."""
+    folder = root / f"{model.kind}-{model.key}"
     if folder.is_dir():
         return folder
     root.mkdir(parents=True, exist_ok=True)

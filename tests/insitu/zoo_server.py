@@ -170,10 +170,17 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def zoo_server(
-    kind: Kind, flags: Sequence[str] = (), fault: str | None = None, deterministic: bool = True
+    kind: Kind,
+    flags: Sequence[str] = (),
+    fault: str | None = None,
+    deterministic: bool = True,
+    model: Path | None = None,
 ) -> Iterator[ZooServer]:
-    """A server of sglang on this machine's CPU, ended (by its own process group) when the block is left."""
-    model = make_model(kind, zoo_root())
+    """A server of sglang on this machine's CPU, ended (by its own process group) when the block is left.
+
+    `model` is another model's folder instead of the zoo's.
+    """
+    model = model or make_model(kind, zoo_root())
     nonce = os.urandom(4).hex()
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="klbench-test-") as folder:
