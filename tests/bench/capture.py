@@ -5,12 +5,12 @@
     dense  decode forward: off 7.10 ms, digest 10.30 ms, dumper 61.00 ms; digest 1.45x, dumper 8.59x
     dense  prefill forward: ...
 
-The request: a prompt of 300 tokens, 64 decode steps, and the cold scoring of all of it. Times are those of one
-forward: of a decode step, and of the scoring, each less what a short request takes. They are milliseconds of
-processor time of the scheduler's thread, which other work on the machine does not stretch (with `--wall` those
-of the clock): medians over the rounds, in which off, digest and dumper take turns. `wide` is the dense model
-at width 1024. Targets: bytes at most 1/10 on the demo models and 1/200 at width 1024, forwards slowed less
-than twice, state reads counted in.
+The request: a prompt of 300 tokens, 64 decode steps, and the cold scoring of all of it. Times are those of
+one forward: of a decode step, and of the scoring, each less what a short request takes. They are milliseconds
+of processor time of the scheduler's thread, which other work on the machine does not stretch (with `--wall`
+those of the clock): medians over the rounds, in which off, digest and dumper take turns. `wide` is the dense
+model at width 1024. Targets: bytes at most 1/10 on the demo models and 1/200 at width 1024, forwards slowed
+less than twice, state reads counted in.
 """
 
 import argparse
