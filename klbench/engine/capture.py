@@ -11,6 +11,7 @@ in a folder of their own below `trace_dir` and are removed at the end, however i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import shutil
 import time
@@ -35,10 +36,12 @@ from klbench.engine.forecast import Forecast, forecast
 from klbench.engine.progress import ArmObserver
 from klbench.engine.traces import read_trace
 from klbench.engine.ulp_rows import measure_ulps
-from klbench.errors import UndecidedError
+from klbench.errors import KlbenchError, UndecidedError
 
 FREE_FLOOR_BYTES = 2 << 30
 """Space that a capture leaves free on its disk."""
+
+_CLOSE_AFTER_ERROR_S = 3.0
 
 Progress = Callable[[str, int, int], None]
 """Phase, done, total."""
@@ -186,6 +189,8 @@ async def capture(
         began = time.monotonic()
         cap = max(4 * expected.size_bytes, 1 << 30)
         await side.control.open(dumps, free_floor_bytes=free_floor_bytes, size_cap_bytes=cap)
+        rids = side.ids.next_pass({work.request})
+        captured_pass = side.ids.latest_pass
         try:
             say("repeating the arms", 0, expected.forwards)
             columns = await run_arms(
@@ -194,14 +199,17 @@ async def capture(
                 work.prompts,
                 max_new_tokens=work.max_new_tokens,
                 generation_tokens=generation_tokens(work),
-                rids=side.ids.next_pass({work.request}),
+                rids=rids,
                 measured=work.measured,
                 observe=observe,
                 options=side.options,
             )
-        finally:
-            await asyncio.shield(side.control.close())
-        captured_pass = side.ids.latest_pass
+        except BaseException:
+            # A server that died answers nothing more; what it died of is the error.
+            with contextlib.suppress(KlbenchError):
+                await asyncio.shield(side.control.close(limit_s=_CLOSE_AFTER_ERROR_S))
+            raise
+        await side.control.close()
         capture_s = time.monotonic() - began
         if (reason := side.control.invalid(dumps)) is not None:
             raise UndecidedError("the capture was cut", why=reason, next="free the disk and capture again")

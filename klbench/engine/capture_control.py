@@ -71,6 +71,8 @@ class CaptureControl:
 
     async def open(self, folder: Path, *, free_floor_bytes: int, size_cap_bytes: int) -> None:
         """Opens capture into `folder` (ours, mode 0700). Raises UndecidedError where a rank refuses."""
+        for rank in self.ranks:
+            (self.control_dir / f"invalid-{rank}.json").unlink(missing_ok=True)
         await self._ask(
             {
                 "folder": str(folder),
@@ -88,17 +90,17 @@ class CaptureControl:
                     next="choose a folder that both sides share with --trace-dir",
                 )
 
-    async def close(self) -> None:
+    async def close(self, limit_s: float = _ACK_LIMIT_S) -> None:
         """Closes capture; the hooks go with the server's next forward."""
-        await self._ask(None)
+        await self._ask(None, limit_s)
 
-    async def _ask(self, capture: dict[str, Any] | None) -> None:
+    async def _ask(self, capture: dict[str, Any] | None, limit_s: float = _ACK_LIMIT_S) -> None:
         seq = next(_sequence)
         path = self.control_dir / _CONTROL
         draft = path.with_name(f".{_CONTROL}.draft")
         draft.write_text(json.dumps({"seq": seq, "nonce": self.nonce, "capture": capture}), encoding="utf-8")
         os.replace(draft, path)
-        deadline = time.monotonic() + _ACK_LIMIT_S
+        deadline = time.monotonic() + limit_s
         for rank in self.ranks:
             while True:
                 answer = _read(self.control_dir / f"capture-ack-{rank}.json")
@@ -107,7 +109,7 @@ class CaptureControl:
                 if time.monotonic() > deadline:
                     raise UndecidedError(
                         f"rank {rank} of the server does not answer about captures",
-                        why=f"no acknowledgement within {_ACK_LIMIT_S:.0f} s in {self.control_dir}",
+                        why=f"no acknowledgement within {limit_s:.0f} s in {self.control_dir}",
                         next="restart the server with --ready-to-capture",
                     )
                 await asyncio.sleep(_POLL_S)
@@ -118,8 +120,9 @@ class CaptureControl:
 
     def invalid(self, folder: Path) -> str | None:
         """Why the capture in `folder` must not be used, in the server's own words; None where it may."""
-        for rank in self.ranks:
-            content = _read(folder / f"invalid-{rank}.json")
+        # A full disk may have kept the report out of the capture folder.
+        for rank, place in itertools.product(self.ranks, (folder, self.control_dir)):
+            content = _read(place / f"invalid-{rank}.json")
             if content is not None:
                 return f"rank {rank}: {str(content.get('what', 'its report cannot be read'))[:2000]}"
         return None
