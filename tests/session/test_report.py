@@ -174,10 +174,16 @@ def test_a_code_span_holds_the_whole_text_and_stays_in_its_cell(value):
         assert fence not in re.findall(r"`+", inner)
 
 
-@given(st.text())
+@given(st.one_of(st.text(), st.text("_*`[]<>|~&$\\a1 ")))
 def test_a_sentence_has_no_live_punctuation(value):
-    shown = text(value)
-    assert not re.search(r"(?<!\\)(?:\\\\)*[`*_\[\]<>|]", shown.replace("\\\\", ""))
+    # An underscore between letters or digits is never emphasis.
+    shown = re.sub(r"(?<=[A-Za-z0-9])_(?=[A-Za-z0-9])", "", text(value).replace("\\\\", ""))
+    assert not re.search(r"(?<!\\)[`*_\[\]<>|~&$]", shown)
+
+
+@pytest.mark.parametrize("start", ["- ", "+ ", "# ", "=== ", "1. ", "12) "])
+def test_a_sentence_that_begins_like_a_list_or_a_heading_is_none(start):
+    assert re.match(r"\d*\\", text(start + "x"))
 
 
 @pytest.mark.parametrize("status", ["clean", "diverged", "not_run"])
