@@ -130,6 +130,13 @@ def kl(nats: float | None) -> str:
     return "0" if nats == 0 else f"{nats:.1e}"
 
 
+def magnitude(nats: float) -> str:
+    """The size of a difference, two digits: `1.3`, `0.0095`, `3.1e-06`."""
+    if math.isnan(nats):
+        return "NaN"
+    return "inf" if math.isinf(nats) else f"{nats:.2g}"
+
+
 def elapsed(elapsed_s: float) -> str:
     """Minutes and seconds, `0:17`, or `1:02:03` from an hour on."""
     seconds = int(max(elapsed_s, 0))

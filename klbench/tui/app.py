@@ -94,6 +94,10 @@ class WorkbenchApp(App[int]):
             self.run_worker(self._describe_machine(), group="look", exit_on_error=False)
             self.run_worker(self._list_sessions, thread=True, group="look", exit_on_error=False)
 
+    async def on_unmount(self) -> None:
+        if self._attachment is not None:
+            await self._attachment.close()
+
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):

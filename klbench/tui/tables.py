@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from klbench.core.text import LOGPROB_WIDTH, delta, kl, logprob, size, visible, visible_token
+from klbench.core.text import LOGPROB_WIDTH, delta, kl, logprob, magnitude, size, visible, visible_token
 from klbench.session.link import SessionSummary
 from klbench.session.state import CallLine, HelperState
 from klbench.tui.measurement import Measurement
@@ -38,16 +38,16 @@ def request_rows(measured: Measurement, modulus: int = 0) -> Rows:
     def or_dash(value: int) -> str:
         return str(value) if value >= 0 else _DASH
 
-    def number(value: float, row: int) -> str:
-        return _DASH if not compared[row] else kl(value)
+    def number(value: float, row: int, show: Callable[[float], str] = kl) -> str:
+        return show(float(value)) if compared[row] else _DASH
 
     columns = [
         Column("request", "#", 4, str, np.arange(c.requests), right=True),
         Column("prompt", "prompt", 6, lambda r: str(c.prompt_len[r]), c.prompt_len, right=True),
         Column("cached", "cached", 6, lambda r: str(c.cached_generation[r]), c.cached_generation, right=True),
         Column("kl", "kl", 7, lambda r: number(measured.kl_nats[r], r), measured.kl_nats, descends=True),
-        Column("max", "max |Δ|", 7, lambda r: number(measured.max_abs_nats[r], r), measured.max_abs_nats,
-               descends=True),
+        Column("max", "max |Δ|", 7, lambda r: number(measured.max_abs_nats[r], r, magnitude),
+               measured.max_abs_nats, descends=True),
         Column("differ", "differ", 8, share, fraction, right=True, descends=True),
         Column("first", "first", 5, lambda r: or_dash(int(first[r])), _last_if_negative(first), right=True),
         Column("position", "pos", 5, lambda r: or_dash(int(position[r])), _last_if_negative(position),
@@ -120,17 +120,16 @@ def operator_rows(around: Sequence[Mapping[str, Any]]) -> Rows:
         value = around[row].get("ulp_max")
         return _DASH if value is None else visible(str(value))
 
-    def mark(row: int) -> str:
-        return "◉" if around[row].get("origin") else ""
+    def operator(row: int) -> str:
+        return f"{'◉' if around[row].get('origin') else ' '} {module(row)}"
 
-    width = max((len(module(row)) for row in range(len(around))), default=10)
+    width = max((len(operator(row)) for row in range(len(around))), default=10)
     columns = (
-        Column("origin", " ", 1, mark),
-        Column("module", "operator", min(max(width, 20), 30), module, stretch=30),
+        Column("module", "  operator", min(max(width, 20), 26), operator, stretch=34),
         Column("inputs", "inputs", 12, lambda r: text(r, "inputs")),
         Column("state", "state read", 12, lambda r: text(r, "state")),
         Column("output", "output", 12, lambda r: text(r, "output")),
-        Column("ulp", "ulp", 6, ulp, right=True),
+        Column("ulp", "ulp", 5, ulp, right=True),
     )
 
     def tone(row: int) -> str:

@@ -8,12 +8,19 @@ the time. Nothing here is drawn, so everything here can be tested without a term
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from klbench.core.columns import HELPERS
 from klbench.core.text import cell_width, elapsed, fit, kl, size, visible
-from klbench.session.state import HelperState, JobState, RunState, SessionState, TroubleLine
+from klbench.session.state import (
+    HelperState,
+    JobState,
+    LocatedState,
+    RunState,
+    SessionState,
+    TroubleLine,
+)
 
 _PHASES = {
     "none": "no server yet",
@@ -70,12 +77,10 @@ def status(state: SessionState, width: int, *, live: bool, readonly: bool, now: 
     elif server.phase == "failed":
         parts = [f"✗ {phase}"]
     else:
-        parts = [f"◌ {phase} {elapsed(max(server.elapsed_s, _since_launch(state, now)))}"]
-        if server.detail:
-            parts.append(server.detail)
+        parts = [f"◌ {phase} {elapsed(_since_launch(state, now))}"]
     if (run := state.run) is not None:
         parts += _run_words(run, now)
-    if state.job is not None and state.job.kind != "run":
+    if state.job is not None and state.job.kind not in ("run", "launch"):
         parts.append(job(state.job, now))
     if not live and state.seq:
         parts.append("finished session" if not readonly else "read-only")
@@ -123,8 +128,18 @@ def helper_line(helper: HelperState, now: float, width: int) -> str:
     return line
 
 
-def sentences(state: SessionState, *, live: bool, now: float) -> list[str]:
-    """What to know and what to do next, at most one statement each: question, trouble, verdict, progress."""
+def sentences(
+    state: SessionState,
+    *,
+    live: bool,
+    now: float,
+    request: int | None = None,
+    located: LocatedState | None = None,
+) -> list[str]:
+    """What to know and what to do next: question, trouble, verdict or progress, the first that there is.
+
+    `request` is the divergent request under the cursor, which `o` would locate; `located` its origin.
+    """
     if state.question is not None:
         return [state.question.what, state.question.why, "Press y to agree, x to cancel."]
     fresh = _fresh_trouble(state)
@@ -134,7 +149,7 @@ def sentences(state: SessionState, *, live: bool, now: float) -> list[str]:
     if state.server.phase == "failed":
         return _server_failed(state)
     if run is not None and run.verdict is not None:
-        return verdict_sentences(run.verdict)
+        return verdict_sentences(run.verdict, request, located)
     if run is not None and run.cancelled:
         return ["The run was cancelled; what it measured is kept.", "Next: run again · press r"]
     if run is not None:
@@ -144,20 +159,21 @@ def sentences(state: SessionState, *, live: bool, now: float) -> list[str]:
         return [waiting, "Next: run the three helpers · press r" if live and state.job is None else ""]
     if state.seq == 0:
         return ["Waiting for the runner's first word."]
-    lines = [state.server.detail or _PHASES.get(state.server.phase, state.server.phase)]
-    if state.server.launch_s:
-        lines.append(f"The last launch took {elapsed(state.server.launch_s)}.")
     if not live:
-        lines.append(state.runner.ended or "No runner works on this session.")
-    return lines
+        return ["No runner works on this session.", state.runner.ended or ""]
+    if launching(state):
+        return ["The server is being launched; the helpers follow by themselves."]
+    return [f"{_PHASES.get(state.server.phase, state.server.phase)}.".capitalize()]
 
 
-def verdict_sentences(verdict: Mapping[str, Any]) -> list[str]:
+def verdict_sentences(
+    verdict: Mapping[str, Any], request: int | None = None, located: LocatedState | None = None
+) -> list[str]:
     """The first piece of evidence, the conditions with the grade, the next step."""
     lines = []
     evidence, grade = _texts(verdict.get("evidence")), str(verdict.get("grade") or "unknown")
     if evidence:
-        lines.append(evidence[0])
+        lines.append(_sentence(evidence[0]))
     conditions = [condition_words(name) for name in _strings(verdict.get("conditions"))]
     outcome = str(verdict.get("status", "undecided"))
     if outcome == "none":
@@ -166,10 +182,18 @@ def verdict_sentences(verdict: Mapping[str, Any]) -> list[str]:
         lines.append(f"Looks like {' or '.join(conditions)} · {grade}")
     else:
         lines.append(f"Undecided · {grade}")
-    steps = _texts(verdict.get("next"))
-    if steps:
-        key = " · press o" if _codes(verdict.get("next"))[:1] == ["locate"] else ""
-        lines.append(f"Next: {steps[0]}{key}")
+    steps, codes = _texts(verdict.get("next")), _codes(verdict.get("next"))
+    if located is not None:
+        findings = located.result.get("findings")
+        first = findings[0] if isinstance(findings, list) and findings else None
+        where = (
+            f"{first.get('module')} ({first.get('grade')})" if isinstance(first, Mapping) else "none found"
+        )
+        lines.append(f"Origin of request {located.request}: {where} · press o")
+    elif steps and codes[0] == "locate" and request is not None:
+        lines.append(f"Next: locate the origin in request {request}, the one under the cursor · press o")
+    elif steps:
+        lines.append(f"Next: {steps[0]}")
     return lines
 
 
@@ -190,6 +214,27 @@ def trouble(line: TroubleLine) -> list[str]:
         *([line.why] if line.why else []),
         *([f"Next: {line.next}"] if line.next else []),
     ]
+
+
+LAUNCH = ("starting", "importing", "loading_weights", "allocating", "capturing_graphs", "warming_up")
+"""Phases of a launch in their order."""
+
+
+def launch_words(state: SessionState, log_lines: Sequence[str], now: float) -> list[str]:
+    """How far a launch is: its phases, its time, the last launch's, the server's own last words."""
+    server = state.server
+    here = LAUNCH.index(server.phase) if server.phase in LAUNCH else 0
+    lines = [
+        f"{'✓' if place < here else '▸' if place == here else '·'} {_PHASES[phase]}"
+        for place, phase in enumerate(LAUNCH)
+    ]
+    took = f", the last launch took {elapsed(server.launch_s)}" if server.launch_s else ""
+    lines[here] += f"  {elapsed(max(now - server.phase_at, 0))}"
+    return [f"Launching, {elapsed(_since_launch(state, now))}{took}", *lines, "", *log_lines[-2:]]
+
+
+def launching(state: SessionState) -> bool:
+    return state.server.phase in LAUNCH
 
 
 def waiting_helpers() -> tuple[HelperState, ...]:
@@ -266,8 +311,10 @@ def _fresh_trouble(state: SessionState) -> TroubleLine | None:
 
 
 def _since_launch(state: SessionState, now: float) -> float:
-    """Seconds in the launch: what the last event said plus the time since."""
-    return state.server.elapsed_s + max(now - state.at, 0.0) if state.at else state.server.elapsed_s
+    """Seconds in the launch: since its job began, or what the last event said."""
+    if state.job is not None:
+        return max(now - state.job.started_at, 0.0)
+    return state.server.elapsed_s
 
 
 def _model(facts: Mapping[str, Any], target: Mapping[str, Any]) -> str:
@@ -295,6 +342,11 @@ def _sglang(facts: Mapping[str, Any]) -> str:
     if not commit:
         return version
     return f"{version} ({commit[:7]}{' dirty' if facts.get('git_dirty') else ''})"
+
+
+def _sentence(text: str) -> str:
+    """Evidence as a sentence of its own."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def _texts(items: object) -> list[str]:

@@ -106,6 +106,10 @@ def test_what_was_not_compared_is_no_zero():
     assert text.kl(float("nan")) == "NaN"
 
 
+def test_a_magnitude_has_two_digits():
+    assert [text.magnitude(x) for x in (0.0, 1.28, 0.00946, 3.1e-6)] == ["0", "1.3", "0.0095", "3.1e-06"]
+
+
 def test_times_and_sizes_read_as_people_write_them():
     assert [text.elapsed(s) for s in (0, 17.9, 61, 3723)] == ["0:00", "0:17", "1:01", "1:02:03"]
     assert [text.size(b) for b in (0, 999, 2_900_000, 5e15)] == ["0 B", "999 B", "2.9 MB", "5000.0 TB"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import recorded
 
+from klbench.session import commands as cmd
 from klbench.session.control import ControlSocket
 from klbench.session.folder import SessionFolder
 from klbench.tui.app import WorkbenchApp
@@ -58,7 +59,13 @@ async def scripted_runner(path: Path):
     from klbench.session.process_identity import process_start, this_host
 
     told = []
-    socket = ControlSocket(new_socket_path(), told.append)
+
+    def accept(command) -> None:
+        told.append(command)
+        if isinstance(command, cmd.Stop):
+            folder.lock_file.unlink()  # it is gone as soon as it was told
+
+    socket = ControlSocket(new_socket_path(), accept)
     await socket.open()
     lock = {"host": this_host(), "pid": os.getpid(), "start": process_start(os.getpid()) or "",
             "socket": str(socket.path), "taken_at": time.time()}  # fmt: skip

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
+from klbench.core.text import elapsed
 from klbench.tui.widgets.text import Lines
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
@@ -50,7 +51,7 @@ class Choice(ModalScreen[str]):
         table.show_rows(Rows(columns, len(answers)))
         table.focus()
         for name, key, _ in answers:
-            self._bindings.bind(key, f"pick({name!r})", show=False)
+            self._bindings.bind(key, f"pick({name!r})", show=False, priority=True)
 
     def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
         self.dismiss(self._answers[message.row][0])
@@ -61,7 +62,7 @@ class Choice(ModalScreen[str]):
 
 def quit_choice(*, ours: bool, job: str, launch_s: float | None) -> Choice:
     """Stop the server, leave it running, or stay."""
-    cost = f" Its launch took {launch_s:.0f} s." if launch_s else ""
+    cost = f" Its launch took {elapsed(launch_s)}." if launch_s else ""
     if ours:
         question, stop = "Leave the workbench?", "stop the server and end the session's work"
         why = f"The server runs in a process of its own.{cost}"
@@ -80,7 +81,9 @@ def quit_choice(*, ours: bool, job: str, launch_s: float | None) -> Choice:
 
 def relaunch_choice(launch_s: float | None) -> Choice:
     """Capturing needs a server that was launched for it."""
-    cost = f"about {launch_s:.0f} s, what the last launch took" if launch_s else "as long as a launch takes"
+    cost = (
+        f"about {elapsed(launch_s)}, what the last launch took" if launch_s else "as long as a launch takes"
+    )
     return Choice(
         "Relaunch the server to capture its layers?",
         "Hooks see the operators of a server that runs eagerly with klbench's plugin; this one was not "

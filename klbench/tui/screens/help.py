@@ -59,7 +59,9 @@ class HelpScreen(ModalScreen[None]):
         with Vertical() as box:
             box.border_title = f"help · {self._place}"
             box.border_subtitle = "esc closes"
-            yield Input(placeholder="type to search the keys", select_on_focus=False)
+            search = Input(placeholder="type to search the keys", select_on_focus=False)
+            search.cursor_blink = False  # nothing moves by itself: it would cross a slow line for ever
+            yield search
             with VerticalScroll(can_focus=False):
                 yield Lines(id="keys")
 

@@ -54,7 +54,11 @@ class MainScreen(WorkScreen):
         self.query_one("#title", Lines).show(wording.title(model.state, model.session_name, width))
         doing = wording.status(model.state, width, live=model.live, readonly=model.readonly, now=now)
         self.query_one("#status", Lines).show(doing)
-        said = wording.sentences(model.state, live=model.live, now=now)
+        situation = model.situation()
+        request = situation.request if situation.request_diverged else None
+        said = wording.sentences(
+            model.state, live=model.live, now=now, request=request, located=model.located
+        )
         self.query_one("#sentences", Sentences).say(said)
         self._draw_helpers(now)
         self._draw_requests()
@@ -112,7 +116,9 @@ class MainScreen(WorkScreen):
         )
 
     def _why_no_requests(self) -> str:
-        helper = self.model.helper
+        helper, state = self.model.helper, self.model.state
+        if wording.launching(state):
+            return "\n".join(wording.launch_words(state, self.model.log_lines, self.model.now))
         match helper.status:
             case "waiting" if self.model.run is None:
                 return "Requests appear here as soon as a helper has ended.\nr runs the three helpers."
@@ -145,9 +151,7 @@ class MainScreen(WorkScreen):
                 self.call_later(self.show_model)
         elif message.table.id == "requests-table":
             self.model.request = message.row
-            self._draw_tokens()
-            self.show_hints()
-            self._draw_requests()
+            self.show_model()
         else:
             self._draw_tokens()
 

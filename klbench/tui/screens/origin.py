@@ -151,12 +151,12 @@ def evidence_lines(result: Mapping[str, Any]) -> list[str]:
     """The evidence of the first finding, the other findings, what is masked, what was checked."""
     findings = _mappings(result.get("findings"))
     lines = _evidence(findings[0].get("evidence")) if findings else []
-    lines += [f"also: {finding_line(other).strip()}" for other in findings[1:]]
+    lines += [f"Also: {finding_line(other).strip()}" for other in findings[1:]]
     masked = _mappings(result.get("masked"))
     if masked:
         names = ", ".join(str(item.get("module", "?")) for item in masked[:4])
         more = f" and {len(masked) - 4} more" if len(masked) > 4 else ""
-        lines.append(f"masked, in its causal cone and not judged: {names}{more}")
+        lines.append(f"Masked, in its causal cone and not judged: {names}{more}")
     alignment, capture = result.get("alignment"), result.get("capture")
     if isinstance(alignment, Mapping) and alignment.get("proved"):
         lines.append(f"{alignment.get('rows', '?')} rows paired by token, position and embedding bits.")

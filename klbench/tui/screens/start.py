@@ -270,9 +270,9 @@ class StartScreen(WorkScreen):
 
 
 def _field(label: str, name: str, example: str) -> tuple[Widget, ...]:
-    return (
-        Vertical(Lines(f" {label}", classes="label"), Input(id=name, placeholder=example), classes="field"),
-    )
+    field = Input(id=name, placeholder=example)
+    field.cursor_blink = False  # nothing moves by itself: it would cross a slow line for ever
+    return (Vertical(Lines(f" {label}", classes="label"), field, classes="field"),)
 
 
 def _age(seconds: float) -> str:

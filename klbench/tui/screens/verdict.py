@@ -87,8 +87,8 @@ def _helper_lines(helper: HelperState) -> list[str]:
         f"{kl(result.get('avg_kl_div'))}, max |Δ| {kl(result.get('max_abs_dlogprob'))}",
     ]
     if isinstance(past, Mapping) and past:
-        shares = ", ".join(f"{float(share):.2%} past {threshold}" for threshold, share in past.items())
-        words.append(f"    {shares}")
+        some = [f"{float(share):.2%} past {nats}" for nats, share in past.items() if share]
+        words.append("    " + (", ".join(some) if some else f"no token past {next(iter(past))}"))
     if result.get("reason"):
         words.append(f"    {result['reason']}")
     return words

@@ -4,7 +4,7 @@
     layer 0 ······························································
     layer 1 ····························································◉▓
     layer 2 ·····························································▓
-            · equal   ▒ state differs   ▓ differs   ◉ origin
+            · equal  ▒ state differs  ▓ inherited  ◉ origin, blank: not observed
 
 The rows are max-pooled: an origin is never hidden by its neighbours. Readable in monochrome.
 """
@@ -24,7 +24,7 @@ from klbench.core.text import fit, visible
 
 GLYPHS = " ·▒▓◉"
 """Not observed, equal, state differs, differs, origin: rising weight, so that pooling keeps what matters."""
-_LEGEND = "· equal   ▒ state differs   ▓ differs (inherited)   ◉ origin"
+_LEGEND = "· equal  ▒ state differs  ▓ inherited  ◉ origin, blank: not observed"
 _LABEL_WIDTH = 9
 
 

@@ -61,6 +61,7 @@ class LogView(ScrollView, can_focus=True):
         self.virtual_size = Size(self._widest + 2, len(lines))
         if self.following:
             self._to_end()
+            self.call_after_refresh(self._follow_on)
         elif gone:
             self.scroll_to(y=max(int(self.scroll_offset.y) - gone, 0), animate=False)
         self.refresh()
@@ -125,8 +126,7 @@ class LogView(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         if self.following:
-            # How far down the end is is known once the layout is.
-            self.call_after_refresh(self._to_end)
+            self.call_after_refresh(self._follow_on)
 
     def render_line(self, y: int) -> Strip:
         width, base = self.size.width, self.rich_style
@@ -154,6 +154,11 @@ class LogView(ScrollView, can_focus=True):
         self.scroll_to(y=min(max(line, 0), self.max_scroll_y), animate=False)
         self.refresh()
         self.post_message(self.Moved())
+
+    def _follow_on(self) -> None:
+        """How far down the end is is known once the layout is."""
+        if self.following:
+            self._to_end()
 
     def _to_end(self) -> None:
         self.scroll_to(y=max(self.count - self.scrollable_content_region.height, 0), animate=False)

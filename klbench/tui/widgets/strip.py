@@ -4,11 +4,12 @@
            ^ token 268, offset 0, the first generated one · Δ +0.0002485
 
 A peak never vanishes: columns are max-pooled, and what differs is at least ▁ while what is equal is a dot.
-Readable without colour.
+The number is the largest difference; a bar's height is its logarithm. Readable without colour.
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +19,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from klbench.core.text import fit
+
+DECADES = 4
+"""Differences of one request span orders of magnitude: on a linear scale one outlier flattens the rest."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _EQUAL = "·"
@@ -34,7 +38,7 @@ def pooled(magnitudes: npt.NDArray[np.float64], columns: int) -> npt.NDArray[np.
 
 
 def bars(magnitudes: npt.NDArray[np.float64]) -> str:
-    """One character for each magnitude, scaled to the largest finite one."""
+    """One character for each magnitude on a logarithmic scale of DECADES below the largest finite one."""
     finite = magnitudes[np.isfinite(magnitudes)]
     top = float(finite.max()) if len(finite) else 0.0
     shown = []
@@ -44,7 +48,8 @@ def bars(magnitudes: npt.NDArray[np.float64]) -> str:
         elif not np.isfinite(magnitude):
             shown.append(_NOT_A_NUMBER)
         else:
-            shown.append(_BARS[min(int(magnitude / top * len(_BARS)), len(_BARS) - 1)])
+            height = 1 + math.log10(max(magnitude / top, 1e-300)) / DECADES
+            shown.append(_BARS[min(max(int(height * len(_BARS)), 0), len(_BARS) - 1)])
     return "".join(shown)
 
 

@@ -75,8 +75,14 @@ class Pane(Vertical):
     """A bordered part of a screen; its digit stands in its title."""
 
     DEFAULT_CSS = """
-    Pane { border: round $border-blurred; background: $surface; padding: 0; }
-    Pane:focus-within { border: round $border; border-title-style: bold; }
+    Pane {
+        border: round $border-blurred; border-title-color: $foreground; border-subtitle-color: $text-muted;
+        background: $surface; padding: 0;
+    }
+    Pane:focus-within {
+        border: round $border; border-title-color: $border; border-subtitle-color: $border;
+        border-title-style: bold;
+    }
     Pane.zoomed { height: 1fr; width: 1fr; }
     """
 
