@@ -28,7 +28,7 @@ import numpy as np
 from klbench.engine.pythonpath import cpu_launch_flags, plugin_environment
 from klbench.zoo import Kind, make_model, plain_token_ids, seeded_prompts, zoo_root
 
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 600
 REQUEST_TIMEOUT_S = 180
 COMMA_ID = 44  # "," is one byte, and a byte is its own id
 
