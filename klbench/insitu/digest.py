@@ -31,7 +31,7 @@ SEED_KEY = 0x243F6A8885A308D3
 SEED_LOW = 0x13198A2E03707344
 SEED_HIGH = 0xA4093822299F31D0
 
-_keys: Dict[Tuple[str, int], Tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+_keys: Dict[Tuple[torch.device, int], Tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
 
 def _signed(value: int) -> int:
@@ -55,7 +55,7 @@ def _lane_keys(lanes: int, device: torch.device) -> Tuple[torch.Tensor, torch.Te
     """For each lane position: what is xored in, and two odd multipliers."""
     # A power of two at least, so that a few tables serve all widths.
     size = 1 << max(6, (lanes - 1).bit_length())
-    known = _keys.get((str(device), size))
+    known = _keys.get((device, size))
     if known is None:
         counter = (torch.arange(size, dtype=torch.int64, device=device) + 1) * _signed(GOLDEN)
         known = (
@@ -63,7 +63,7 @@ def _lane_keys(lanes: int, device: torch.device) -> Tuple[torch.Tensor, torch.Te
             _mixed(counter + _signed(SEED_LOW)) | 1,
             _mixed(counter + _signed(SEED_HIGH)) | 1,
         )
-        _keys[(str(device), size)] = known
+        _keys[(device, size)] = known
     return known[0][:lanes], known[1][:lanes], known[2][:lanes]
 
 
@@ -80,9 +80,9 @@ def as_lanes(tensor: torch.Tensor, rows: int) -> Tuple[torch.Tensor, int]:
     return data.view(torch.int64) if data.shape[1] else data.new_empty((rows, 0)).long(), row_bytes
 
 
-def _mix_into_sums(y: torch.Tensor, scratch: torch.Tensor, keys: Sequence[torch.Tensor]) -> None:
-    """y = the terms of `low`, in place; `scratch` is as large as y."""
-    y.bitwise_xor_(keys[0])
+def _mix(lanes: torch.Tensor, y: torch.Tensor, scratch: torch.Tensor, keys: Sequence[torch.Tensor]) -> None:
+    """y = the terms of `low` of `lanes`; y may be lanes, and `scratch` is as large."""
+    torch.bitwise_xor(lanes, keys[0], out=y)
     torch.bitwise_right_shift(y, 32, out=scratch)
     y.bitwise_xor_(scratch.bitwise_and_((1 << 32) - 1)).mul_(keys[1])
     torch.bitwise_right_shift(y, 29, out=scratch)
@@ -99,14 +99,14 @@ def _mix_further(y: torch.Tensor, scratch: torch.Tensor, keys: Sequence[torch.Te
 def row_sums(lanes: torch.Tensor) -> torch.Tensor:
     """The two sums of each row of int64 [rows, lanes], not finished: int64 [2, rows]."""
     rows, width = lanes.shape
-    sums = lanes.new_zeros((2, rows))
     if not rows or not width:
-        return sums
+        return lanes.new_zeros((2, rows))
     limit = _LANE_LIMIT if lanes.device.type == "cpu" else _DEVICE_LANE_LIMIT
     keys = _lane_keys(width, lanes.device)
     across = min(width, limit)
     step = min(rows, max(1, limit // across))
     buffer, scratch = lanes.new_empty((step, across)), lanes.new_empty((step, across))
+    sums = lanes.new_zeros((2, rows))
     for first in range(0, width, across):
         columns = slice(first, min(first + across, width))
         own = [key[columns] for key in keys]
@@ -114,10 +114,12 @@ def row_sums(lanes: torch.Tensor) -> torch.Tensor:
             block = slice(top, min(top + step, rows))
             y = buffer[: block.stop - top, : columns.stop - first]
             z = scratch[: block.stop - top, : columns.stop - first]
-            y.copy_(lanes[block, columns])
-            _mix_into_sums(y, z, own)
-            sums[0, block] += y.sum(dim=1)
+            _mix(lanes[block, columns], y, z, own)
+            low = y.sum(dim=1)
             _mix_further(y, z, own)
+            if step == rows and across == width:
+                return torch.stack([low, y.sum(dim=1)])
+            sums[0, block] += low
             sums[1, block] += y.sum(dim=1)
     return sums
 
@@ -136,7 +138,7 @@ class _Plan:
         self.ends = torch.cumsum(torch.tensor(widths, dtype=torch.int64), 0).to(device)
 
 
-_plans: "OrderedDict[Tuple[str, Tuple[Tuple[int, int], ...]], _Plan]" = OrderedDict()
+_plans: "OrderedDict[Tuple[torch.device, Tuple[Tuple[int, int], ...]], _Plan]" = OrderedDict()
 
 
 def sums_of_pieces(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -150,7 +152,7 @@ def sums_of_pieces(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     if lanes > _PLAN_LANES or any(not width for _, width in shapes):
         return torch.cat([row_sums(piece) for piece in pieces], dim=1)
     device = pieces[0].device
-    name = (str(device), shapes)
+    name = (device, shapes)
     plan = _plans.pop(name, None) or _Plan(shapes, device)
     _plans[name] = plan
     if len(_plans) > _PLANS:
@@ -158,7 +160,7 @@ def sums_of_pieces(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     y = torch.cat([piece.reshape(-1) for piece in pieces])
     scratch = torch.empty_like(y)
     running = y.new_zeros((2, len(plan.ends) + 1))
-    _mix_into_sums(y, scratch, plan.keys)
+    _mix(y, y, scratch, plan.keys)
     torch.index_select(torch.cumsum(y, 0), 0, plan.ends - 1, out=running[0, 1:])
     _mix_further(y, scratch, plan.keys)
     torch.index_select(torch.cumsum(y, 0), 0, plan.ends - 1, out=running[1, 1:])

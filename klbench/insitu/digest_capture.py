@@ -252,6 +252,9 @@ class DigestCapture:
         recording.next_event()
         if isinstance(output, torch.Tensor):
             recording.add(operator, OUT, self._argument("0"), output)
+        elif type(output) is tuple and len(output) == 2 and output[1] is None:
+            # sglang's linear layers: the output and a bias that is left to others, or none.
+            self._add_inner(recording, operator, OUT, path, "0", output[0])
         else:
             self._add_inner(recording, operator, OUT, path, "", output)
         about = self._modules.get(path, {})
@@ -274,6 +277,9 @@ class DigestCapture:
     def _add_inner(
         self, recording: Recording, operator: int, direction: int, path: str, name: str, value: Any
     ) -> None:
+        if isinstance(value, torch.Tensor):
+            recording.add(operator, direction, self._argument(name or "0"), value)
+            return
         each_tensor(
             name,
             value,

@@ -69,7 +69,7 @@ def each_tensor(
     """Calls `found` for each tensor in `value` by its stable name; `unknown` for what may hide one."""
     if isinstance(value, torch.Tensor):
         found(name, value)
-    elif not isinstance(value, _PLAIN):
+    elif not isinstance(value, _PLAIN) and type(value).__name__ not in _BATCHES:
         _walk(name, value, found, unknown, _DEPTH)
 
 

@@ -13,7 +13,7 @@ of armed rows that the head adds (it sees few of the batch's rows).
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -47,8 +47,7 @@ class Names:
         return new
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """`rows` digests of rows of `row_bytes`; `group` names the rows."""
 
     group: int
@@ -118,10 +117,10 @@ class Recording:
         """Rows of each group beyond ROWS, as places among the armed rows."""
         self.event = -1
         self._dtypes = dtypes
-        self._versions_tell = versions_tell
+        self._versions_tell = versions_tell and not torch.is_inference_mode_enabled()
         self._selection = Selection(rows.in_batch, rows.total, device)
         self._places = {row: place for place, row in enumerate(rows.in_batch)}
-        self._known: Dict[Any, Tuple[Any, int, int]] = {}
+        self._known: Dict[Any, Tuple[Any, Any, int]] = {}
         self._order: List[int] = []
         self._sums: List[torch.Tensor] = []
         self._pending: List[torch.Tensor] = []
@@ -183,35 +182,37 @@ class Recording:
 
     def _lookup(self, tensor: torch.Tensor, group: int) -> Optional[int]:
         """The piece that has this tensor's bits, if it was digested and not changed since."""
-        if not self._versions_tell or tensor.is_inference():
+        if not self._versions_tell:
             return None
-        owner = tensor if tensor._base is None else tensor._base
-        key = (id(owner), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, group)
+        # A view's storage lives as long as its base. A dead owner's memory and id may have gone to another.
+        base = tensor._base
+        owner = tensor if base is None else base
+        shape = tensor.shape
+        key = (id(owner), tensor.data_ptr(), shape, group)
         found = self._known.get(key)
         version = tensor._version
-        # A dead owner's memory and id may have gone to another tensor.
-        if found is not None and found[0]() is owner and found[1] == version:
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        about = (version, tensor.dtype, strides)
+        if found is not None and found[0]() is owner and found[1] == about:
             return found[2]
-        self._known[key] = (weakref.ref(owner), version, len(self.pieces))
+        self._known[key] = (weakref.ref(owner), about, len(self.pieces))
         return None
 
     def _new_piece(self, tensor: torch.Tensor, group: int, total: int, chosen: Selection) -> int:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if group == WHOLE:
             rows, part = 1, tensor.reshape(1, -1)
         else:
-            rows, part = len(chosen.rows), chosen.of(tensor.reshape(total, -1))
+            rows = len(chosen.rows)
+            flat = tensor if tensor.dim() == 2 and tensor.shape[0] == total else tensor.reshape(total, -1)
+            part = chosen.of(flat)
         row_bytes = part.shape[1] * part.element_size()
         number = len(self.pieces)
         self.pieces.append(Piece(group, rows, row_bytes))
-        small = rows * row_bytes <= _SMALL_BYTES
-        if small or not part.is_contiguous():
-            part = part.clone(memory_format=torch.contiguous_format)
-        if row_bytes and row_bytes % 8 == 0 and part.data_ptr() % 8 == 0 and part.storage_offset() == 0:
-            lanes = part.view(torch.int64)
-        else:
-            lanes, _ = as_lanes(part, rows)
-        if small:
+        if rows * row_bytes <= _SMALL_BYTES:
+            copy = part.clone(memory_format=torch.contiguous_format)
+            lanes = copy.view(torch.int64) if row_bytes and not row_bytes % 8 else as_lanes(copy, rows)[0]
             self._pending.append(lanes)
             self._pending_pieces.append(number)
             self._pending_lanes += lanes.numel()
@@ -219,7 +220,7 @@ class Recording:
                 self._digest_pending()
         else:
             self._order.append(number)
-            self._sums.append(row_sums(lanes))
+            self._sums.append(row_sums(as_lanes(part, rows)[0]))
         return number
 
     def _digest_pending(self) -> None:
@@ -227,6 +228,10 @@ class Recording:
             self._order += self._pending_pieces
             self._sums.append(sums_of_pieces(self._pending))
             self._pending, self._pending_pieces, self._pending_lanes = [], [], 0
+
+    def selected(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The armed rows of a tensor [all rows, ...]."""
+        return self._selection.of(tensor)
 
     def take(self) -> "Taken":
         """Ends the recording: everything on its way to the host in one transfer."""
@@ -243,6 +248,7 @@ class Recording:
             order=tuple(self._order),
             lists=tuple(self.lists),
             extras=tuple((what, tensor.shape) for what, tensor in self.extras),
+            versions_told=self._versions_tell,
             host=host,
             copied=copied,
         )
@@ -259,6 +265,8 @@ class Taken:
     order: Tuple[int, ...]
     lists: Tuple[Tuple[int, ...], ...]
     extras: Tuple[Tuple[Any, Any], ...]
+    versions_told: bool
+    """Whether tensors that were passed on are already one piece."""
     host: torch.Tensor
     copied: Any
 

@@ -1,15 +1,18 @@
 """Writes finished recordings into a trace, in a thread of its own behind a bounded queue.
 
+The thread shares the interpreter with the server's forwards, so it works while no forward hands anything
+over: between arms, when the queue is full, and at the end.
+
 Slot rows are written when they tell something: a position that was just computed (written and read), and one
 whose bits are not what was last seen there for this request (read): all of them at a request's first forward,
 and later only what somebody changed. The sampler's results come after their forward; those of a chunk that
 does not end its prompt were never used, which shows at the request's next forward.
 """
 
-import queue
 import shutil
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -22,7 +25,10 @@ from .recording import ROWS, WHOLE, Taken
 from .state_reads import KvLook, KvRead, KvSlots, RecurrentLook
 from .trace_writer import TraceWriter
 
-_QUEUE = 64
+_QUEUE_BYTES = 256 << 20
+"""Recordings that may wait: nearly always all of an arm's."""
+_QUIET_S = 0.05
+_POLL_S = 0.02
 _PATIENCE_S = 60.0
 _CHECK_EVERY = 32
 _REMEMBERED_BYTES = 512 << 20
@@ -69,7 +75,11 @@ class RecordingWriter:
         self._writer = writer
         self._limits = limits
         self._trouble = trouble
-        self._queue: "queue.Queue[Any]" = queue.Queue(_QUEUE)
+        self._queue: "deque[Tuple[NewNames, Taken, bool]]" = deque()
+        # Each counted by one thread alone.
+        self._put_bytes = self._done_bytes = 0
+        self._latest_put_s = 0.0
+        self._closing = threading.Event()
         self._broken: Optional[str] = None
         self._written = 0
         self._latest = (0, 0)
@@ -83,28 +93,43 @@ class RecordingWriter:
 
     def put(self, names: NewNames, taken: Taken, sampled: bool) -> None:
         """Hands over a recording, or what the sampler added to the one before. Waits for room."""
-        if self._broken is None:
-            self._queue.put((names, taken, sampled), timeout=_PATIENCE_S)
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._put_bytes - self._done_bytes > _QUEUE_BYTES and self._broken is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the trace could not be written for {_PATIENCE_S:.0f} s")
+            time.sleep(0.001)
+        self._queue.append((names, taken, sampled))
+        self._put_bytes += taken.host.numel() * 8
+        self._latest_put_s = time.monotonic()
 
     def close(
         self, observes_state: bool, observes_head: bool, invalid: Optional[str], not_observed: Sequence[str]
     ) -> None:
         """Writes all that was handed over and completes the trace."""
-        self._queue.put(None, timeout=_PATIENCE_S)
+        self._closing.set()
         self._thread.join()
         self._writer.close(observes_state, observes_head, invalid or self._broken, not_observed)
 
     # The writer thread.
 
     def _work(self) -> None:
-        while True:
-            item = self._queue.get()
-            if item is None:
-                break
-            if self._broken is None:
-                self._try(lambda item=item: self._write(*item))  # type: ignore[misc]
+        while not self._closing.wait(_POLL_S):
+            while self._queue and self._may_work():
+                self._take_one()
+        while self._queue:
+            self._take_one()
         if self._broken is None:
             self._try(self._decide_all)
+
+    def _may_work(self) -> bool:
+        full = 2 * (self._put_bytes - self._done_bytes) > _QUEUE_BYTES
+        return full or self._closing.is_set() or time.monotonic() - self._latest_put_s > _QUIET_S
+
+    def _take_one(self) -> None:
+        item = self._queue.popleft()
+        if self._broken is None:
+            self._try(lambda: self._write(*item))
+        self._done_bytes += item[1].host.numel() * 8
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
@@ -347,7 +372,7 @@ def _last_rows(taken: Taken) -> Dict[int, Part]:
 
 
 def _layout(taken: Taken, sums: torch.Tensor) -> Tuple[Tuple[Tuple[int, ...], ...], torch.Tensor]:
-    """The forward's entries and the digests of its pieces, pieces with the same digests once."""
+    """The forward's entries and the digests of its pieces, piece after piece."""
     counts = [taken.pieces[number].rows for number in taken.order]
     widths = torch.repeat_interleave(
         torch.tensor([taken.pieces[number].row_bytes for number in taken.order], dtype=torch.int64),
@@ -359,20 +384,28 @@ def _layout(taken: Taken, sums: torch.Tensor) -> Tuple[Tuple[Tuple[int, ...], ..
     for number, count in zip(taken.order, counts, strict=True):
         part_of[number] = digests[place : place + count]
         place += count
-    renumbered: Dict[int, int] = {}
+    parts = [part_of[number] for number in range(len(taken.pieces))]
+    if not parts:
+        return taken.entries, torch.zeros((0, 2), dtype=torch.int64)
+    if taken.versions_told:
+        return taken.entries, torch.cat(parts)
+    return _without_repetition(taken, parts)
+
+
+def _without_repetition(
+    taken: Taken, parts: List[torch.Tensor]
+) -> Tuple[Tuple[Tuple[int, ...], ...], torch.Tensor]:
+    """The same with pieces of the same digests once: the output of one operator as the input of the next."""
+    renumbered: List[int] = []
     known: Dict[Any, int] = {}
     kept: List[torch.Tensor] = []
-    for number, piece in enumerate(taken.pieces):
-        own = part_of[number]
-        # Whole digests stay apart: they are few, and a group decides how many digests a piece has.
+    for piece, own in zip(taken.pieces, parts, strict=True):
         ends = (piece.group, piece.rows, *own[0].tolist(), *own[-1].tolist()) if piece.rows else None
         same = known.get(ends) if ends is not None and piece.group != WHOLE else None
-        if same is not None and torch.equal(kept[same], own):
-            renumbered[number] = same
-            continue
-        renumbered[number] = len(kept)
-        if ends is not None:
-            known.setdefault(ends, len(kept))
-        kept.append(own)
-    layout = tuple((*entry[:7], renumbered[entry[7]]) for entry in taken.entries)
-    return layout, torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int64)
+        if same is None or not torch.equal(kept[same], own):
+            same = len(kept)
+            if ends is not None:
+                known.setdefault(ends, same)
+            kept.append(own)
+        renumbered.append(same)
+    return tuple((*entry[:7], renumbered[entry[7]]) for entry in taken.entries), torch.cat(kept)
