@@ -205,7 +205,7 @@ def _with_cold_divergence(
         verdict.because("cold_dirty", text, **counts)
         verdict.because(
             "constant_offset",
-            f"every divergence begins at offset {offset[0] if offset else 0}, whatever the prompt's length: "
+            f"each of them begins at offset {offset[0] if offset else 0}, whatever the prompt's length: "
             "something changes after a fixed number of decode steps; rounding would not wait",
             offset=offset[0] if offset else None,
         )
@@ -216,7 +216,7 @@ def _with_cold_divergence(
         verdict.because("cold_dirty", text, **counts)
         verdict.because(
             "constant_position",
-            f"every divergence begins at position {position[0] if position else 0}: the edge of a tile "
+            f"each of them begins at position {position[0] if position else 0}: the edge of a tile "
             "(arithmetic) or of a window (mask)",
             position=position[0] if position else None,
         )
