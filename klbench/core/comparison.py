@@ -29,6 +29,9 @@ class Status(IntEnum):
 ABSENT = -1
 """Neither arm has it."""
 
+_BLOCK = 1 << 18
+"""Digests worked on at a time."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
@@ -68,55 +71,71 @@ class Comparison:
 
 
 def compare(trace: Trace, pairs: Pairs) -> Comparison:
-    """Compares every row tensor of the paired rows, C x N at once."""
+    """Compares every row tensor of the paired rows, C x N.
+
+    Works in blocks, so that what is temporary stays small: most of the time would go into fresh memory.
+    """
     on_rank = trace.forward_rank[trace.tensor_forward] == pairs.rank
     first_row = np.full(len(on_rank), -1, dtype=np.int64)
     filled = trace.tensor_rows > 0
     first_row[filled] = trace.tensor_row[trace.tensor_start[filled]]
     tensors = np.flatnonzero(on_rank & (first_row >= 0))
     column_of_tensor, columns = _columns(trace, tensors)
-    nodes = len(pairs)
     scoring_rows, node_to_scoring = np.unique(pairs.scoring_row, return_inverse=True)
-    entry = _entries(trace, tensors)
-    entry_column = np.repeat(column_of_tensor, trace.tensor_rows[tensors])
-    entry_row = trace.tensor_row[entry]
-    decode = _place(trace, entry, entry_column, entry_row, pairs.decode_row, len(columns))
-    scoring = _place(trace, entry, entry_column, entry_row, scoring_rows, len(columns))[:, node_to_scoring]
-    status = np.full((len(columns), nodes), ABSENT, dtype=np.int8)
-    status[(decode >= 0) != (scoring >= 0)] = Status.UNOBSERVED
-    both = (decode >= 0) & (scoring >= 0)
-    here, there = decode[both], scoring[both]
-    equal = (trace.digest[here, 0] == trace.digest[there, 0]) & (
-        trace.digest[here, 1] == trace.digest[there, 1]
-    )
-    verdict = np.where(equal, np.int8(Status.EQUAL), np.int8(Status.DIFFERS))
+    decode, scoring = _place(trace, tensors, column_of_tensor, (pairs.decode_row, scoring_rows), len(columns))
     shape = _shape_of_entry(trace, tensors, column_of_tensor, len(columns))
-    if shape is not None:
-        verdict[shape[here] != shape[there]] = Status.UNOBSERVED
-    status[both] = verdict
+    status = np.empty((len(columns), len(pairs)), dtype=np.int8)
+    step = max(1, _BLOCK // max(len(pairs), 1))
+    for top in range(0, len(columns), step):
+        here = decode[top : top + step]
+        there = scoring[top : top + step].take(node_to_scoring, axis=1)
+        # Whole rows are taken: the two halves of a digest come with one miss of the cache.
+        a, b = trace.digest.take(here, axis=0), trace.digest.take(there, axis=0)
+        equal = (a[..., 0] == b[..., 0]) & (a[..., 1] == b[..., 1])
+        found = np.where(equal, np.int8(Status.EQUAL), np.int8(Status.DIFFERS))
+        if shape is not None:
+            found[shape[here] != shape[there]] = Status.UNOBSERVED
+        # A place of -1 took the last digest: it says nothing.
+        found[(here < 0) | (there < 0)] = Status.UNOBSERVED
+        found[(here < 0) & (there < 0)] = ABSENT
+        status[top : top + step] = found
     return Comparison(columns[:, 0], columns[:, 1], columns[:, 2], status)
 
 
 def _entries(trace: Trace, tensors: Ints) -> Ints:
     """The places in `digest` of the given tensors' rows, tensor by tensor."""
     counts = trace.tensor_rows[tensors]
-    total = int(counts.sum())
-    if total == len(trace.digest):
-        return np.arange(total)
     offset = np.repeat(trace.tensor_start[tensors] - (np.cumsum(counts) - counts), counts)
-    result: Ints = np.arange(total) + offset
+    result: Ints = np.arange(int(counts.sum())) + offset
     return result
 
 
-def _place(trace: Trace, entry: Ints, column: Ints, row: Ints, wanted: Ints, columns: int) -> Ints:
-    """[columns, len(wanted)] the digest of each wanted row in each column, -1 where there is none."""
-    node_of_row = np.full(len(trace.row_forward), -1, dtype=np.int64)
-    node_of_row[wanted] = np.arange(len(wanted))
-    node = node_of_row[row]
-    chosen = node >= 0
-    table = np.full(columns * len(wanted), -1, dtype=np.int64)
-    table[column[chosen] * len(wanted) + node[chosen]] = entry[chosen]
-    return table.reshape(columns, len(wanted))
+def _place(
+    trace: Trace, tensors: Ints, column: Ints, wanted: tuple[Ints, Ints], columns: int
+) -> tuple[Ints, Ints]:
+    """For each of two lists of rows, [columns, len(list)]: the place of each row's digest in each column.
+
+    -1 where there is none.
+    """
+    tables = []
+    place_of_row = []
+    for rows in wanted:
+        place = np.full(len(trace.row_forward), -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        place_of_row.append(place)
+        tables.append(np.full(columns * len(rows), -1, dtype=np.int64))
+    counts = trace.tensor_rows[tensors]
+    cuts = np.searchsorted(np.cumsum(counts), np.arange(_BLOCK, int(counts.sum()), _BLOCK))
+    for block in np.split(np.arange(len(tensors)), np.unique(cuts)):
+        entry = _entries(trace, tensors[block])
+        entry_column = np.repeat(column[block], counts[block])
+        row = trace.tensor_row.take(entry)
+        for rows, place, table in zip(wanted, place_of_row, tables, strict=True):
+            node = place.take(row)
+            chosen = node >= 0
+            table[entry_column[chosen] * len(rows) + node[chosen]] = entry[chosen]
+    decode, scoring = (table.reshape(columns, len(rows)) for table, rows in zip(tables, wanted, strict=True))
+    return decode, scoring
 
 
 def _shape_of_entry(trace: Trace, tensors: Ints, column: Ints, columns: int) -> Ints | None:
