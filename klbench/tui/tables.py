@@ -149,7 +149,7 @@ def session_rows(summaries: Sequence[SessionSummary], age: Sequence[str]) -> Row
         return summaries[row].found or summaries[row].doing or "nothing measured"
 
     columns = (
-        Column("age", "made", 9, lambda r: age[r], -created),
+        Column("age", "made", 10, lambda r: age[r], -created),
         Column("label", "what", 14, lambda r: summaries[r].label, stretch=16),
         Column("status", "state", 8, lambda r: summaries[r].status),
         Column("size", "size", 8, lambda r: size(int(sizes[r])), sizes, right=True, optional=1),

@@ -97,8 +97,7 @@ class DifferenceStrip(Widget):
         label = base + self.get_component_rich_style("difference-strip--label", partial=True)
         count = len(self._magnitudes)
         if y > 1 or count == 0:
-            text = " no tokens were compared" if y == 0 else ""
-            return Strip([Segment(fit(text, width), label)], width)
+            return Strip.blank(width, base)
         columns = max(width - _LABEL_WIDTH - 1, 1)
         at = column_of(min(self._offset, count - 1), count, columns)
         if y == 1:

@@ -16,6 +16,9 @@ from klbench.tui.tables import token_rows
 from klbench.tui.widgets.strip import DifferenceStrip
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
+_NONE_CHOSEN = "The tokens of the chosen request appear here."
+_LEFT_OUT = "No tokens were compared:\nthe helper left this request out."
+
 
 class TokenView(Vertical):
     """Strip over table. `show` changes the request; the same request again keeps the cursor."""
@@ -57,6 +60,7 @@ class TokenView(Vertical):
             if known is not None:
                 self._shown = None
                 self._magnitudes, self._differing = np.zeros(0), np.zeros(0, np.int64)
+                self.table.empty = _NONE_CHOSEN
                 self.table.show_rows(NO_ROWS)
                 self._draw_strip()
             return
@@ -70,6 +74,7 @@ class TokenView(Vertical):
         self._magnitudes = np.abs(measured.delta_nats[where])
         self._differing = np.flatnonzero(measured.differs[where])
         first = max(int(measured.first_offset[request]), 0)
+        self.table.empty = _LEFT_OUT
         self.table.show_rows(token_rows(measured, request), cursor_key=None if same else first)
         self._draw_strip()
 
