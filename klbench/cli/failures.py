@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -31,16 +31,37 @@ class Interrupted(BaseException):
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class SignalSwitch:
+    """What SIGINT, SIGTERM and SIGHUP do at the moment: by default they raise Interrupted in the main thread.
+
+    One handler for the whole command, for between two handlers a signal kills.
+    """
+
+    def __init__(self) -> None:
+        self.react: Callable[[int], None] | None = None
+        """Called in the main thread instead of raising; must return at once."""
+
+    def received(self, signum: int, _: FrameType | None) -> None:
+        if self.react is None:
+            raise Interrupted(signum)
+        self.react(signum)
+
+    def hold_once(self) -> None:
+        """Lets what goes on now end: the next signal is swallowed, one more ends it all the same."""
+
+        def hold(_: int) -> None:
+            self.react = None
+
+        self.react = hold
+
+
 @contextlib.contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread."""
-
-    def interrupt(signum: int, _: FrameType | None) -> None:
-        raise Interrupted(signum)
-
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+def signals_switched() -> Iterator[SignalSwitch]:
+    """Inside, the three signals go through the switch."""
+    switch = SignalSwitch()
+    before = {number: signal.signal(number, switch.received) for number in SIGNALS}
     try:
-        yield
+        yield switch
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -50,6 +71,14 @@ def note(line: str) -> None:
     """One line on stderr, with whatever came from outside made visible."""
     with contextlib.suppress(OSError, ValueError):
         print(visible(line), file=sys.stderr, flush=True)
+
+
+def ring(line: str) -> None:
+    """One line and the terminal's bell, for work that took so long that nobody watches any more."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr.isatty():
+            sys.stderr.write("\a")
+        note(line)
 
 
 def show(error: KlbenchError) -> None:
@@ -129,4 +158,14 @@ def silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-__all__ = ["SIGNALS", "Interrupted", "known", "note", "show", "signals_interrupt", "usage", "write_json"]
+__all__ = [
+    "SIGNALS",
+    "Interrupted",
+    "SignalSwitch",
+    "known",
+    "note",
+    "show",
+    "signals_switched",
+    "usage",
+    "write_json",
+]

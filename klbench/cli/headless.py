@@ -10,18 +10,20 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from klbench.cli import table
-from klbench.cli.failures import SIGNALS, Interrupted, note, show, signals_interrupt, write_json
+from klbench.cli import compare_table, table
+from klbench.cli.failures import Interrupted, SignalSwitch, note, ring, show, signals_switched, write_json
 from klbench.cli.progress import Progress
 from klbench.errors import ExitCode, KlbenchError, UndecidedError
 from klbench.session import documents
-from klbench.session.commands import Locate, Run
+from klbench.session.commands import Continue, Locate, Run
+from klbench.session.comparing import Side, compare, side_of
+from klbench.session.continuing import continues, interrupted
 from klbench.session.folder import SessionFolder, make_session, new_session_path
-from klbench.session.link import read_state
+from klbench.session.link import find_runner, read_state
 from klbench.session.request import StartRequest
 from klbench.session.runner import Runner, Session, Work, write_crash
 from klbench.session.state import SessionState
@@ -37,6 +39,10 @@ class Plan:
     what: Literal["run", "locate", "demo"]
     helper: str | None = None
     request: int | None = None
+    like: Side | None = None
+    """What was measured before, to show beside what is measured now."""
+    resumes: bool = False
+    """Continue the session's interrupted run; set by `execute`."""
 
 
 @dataclass(slots=True)
@@ -53,12 +59,13 @@ def execute(
 ) -> int:
     """Does it all and returns the exit code. Raises KlbenchError when there is no session to work in."""
     outcome = _Outcome()
-    with signals_interrupt():
+    with signals_switched() as switch:
         target, options = start.as_shown()
         folder = make_session(session or new_session_path(start.target.label), target, options)
         note(f"session {folder.path}")
+        plan = replace(plan, resumes=_resumes(folder, start))
         try:
-            asyncio.run(_work(folder, start, plan, make_work, outcome))
+            asyncio.run(_work(folder, start, plan, make_work, outcome, switch))
         except KlbenchError as error:
             outcome.error, outcome.exit_code = error, error.exit_code
         except Interrupted as error:
@@ -66,6 +73,30 @@ def execute(
         # The boundary of the job: a defect still leaves a document and a crash file.
         except Exception as error:
             outcome.error, outcome.exit_code = _as_defect(error, folder), ExitCode.INTERNAL
+        # What was measured is delivered whole: a signal that comes now changes nothing of it.
+        switch.hold_once()
+        code = _finish(folder, plan, outcome, json_place)
+        if start.options.notify:
+            ring(f"klbench: done with exit code {int(code)}")
+        return code
+
+
+def _resumes(folder: SessionFolder, start: StartRequest) -> bool:
+    """Whether the session has an interrupted run that is this very experiment; says so on stderr."""
+    if not folder.events.exists() or find_runner(folder) is not None:
+        return False
+    state = read_state(folder)
+    found = interrupted(state)
+    if found is None:
+        return False
+    if (other := continues(start, found, state)) is not None:
+        note(f"{found.in_words} · not continued, for this is another experiment: {other} differ")
+        return False
+    note(f"{found.in_words} · continued")
+    return True
+
+
+def _finish(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: str | None) -> int:
     if outcome.signum is not None:
         outcome.exit_code = ExitCode(128 + outcome.signum)
         name = signal.Signals(outcome.signum).name
@@ -74,16 +105,22 @@ def execute(
 
 
 async def _work(
-    folder: SessionFolder, start: StartRequest, plan: Plan, make_work: MakeWork, outcome: _Outcome
+    folder: SessionFolder,
+    start: StartRequest,
+    plan: Plan,
+    make_work: MakeWork,
+    outcome: _Outcome,
+    switch: SignalSwitch,
 ) -> None:
     async with Runner(folder, start, make_work, attended=False, on_entry=Progress()) as runner:
-        with _signals_stop(runner, outcome):
+        with _signals_stop(runner, outcome, switch):
             await _follow(plan, runner, start)
 
 
 async def _follow(plan: Plan, runner: Runner, start: StartRequest) -> None:
     helpers = [plan.helper] if plan.helper else list(start.options.helpers)
-    await runner.execute(Run(helpers=helpers))
+    # Not a second time: what the runner found when it took the session is what is left.
+    await runner.execute(Continue() if plan.resumes else Run(helpers=helpers))
     run = runner.state.run
     diverged = run is not None and any(helper.status == "diverged" for helper in run.helpers)
     if plan.what != "run" and diverged:
@@ -91,7 +128,7 @@ async def _follow(plan: Plan, runner: Runner, start: StartRequest) -> None:
 
 
 @contextlib.contextmanager
-def _signals_stop(runner: Runner, outcome: _Outcome) -> Iterator[None]:
+def _signals_stop(runner: Runner, outcome: _Outcome, switch: SignalSwitch) -> Iterator[None]:
     """Inside, a signal cancels the job; what it has is kept and the server is ended in order."""
     loop = asyncio.get_running_loop()
 
@@ -101,14 +138,18 @@ def _signals_stop(runner: Runner, outcome: _Outcome) -> Iterator[None]:
         with contextlib.suppress(KlbenchError):
             runner.cancel()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+    # Not the loop's own handlers: with the loop's end they give way to the default, which kills.
+    switch.react = lambda signum: _soon(loop, stop, signum)
     try:
         yield
     finally:
-        # Not the default again: a second Ctrl-C must not tear the server's orderly end apart.
-        for number in SIGNALS:
-            loop.add_signal_handler(number, lambda: None)
+        # A second Ctrl-C must not tear the server's orderly end apart.
+        switch.react = lambda _: None
+
+
+def _soon(loop: asyncio.AbstractEventLoop, stop: Callable[[int], None], signum: int) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(stop, signum)
 
 
 def _as_defect(error: Exception, folder: SessionFolder) -> KlbenchError:
@@ -127,10 +168,20 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
         document = documents.run_document(folder.path, state, state.run, outcome.error)
     else:
         document = documents.locate_document(folder.path, state, state.run, located, outcome.error)
+    if plan.like is not None and outcome.error is None:
+        try:
+            document["compare"] = asyncio.run(compare(plan.like, side_of(folder, state), anyway=True))
+        except KlbenchError as error:
+            document["compare"] = {"error": error.as_dict()}
+            show(error)
     if json_place is not None:
         write_json(json_place, document)
     if json_place != "-":
         _print(folder, plan, state, document)
+        if "helpers" in document.get("compare", {}):
+            table.out()
+            for line in compare_table.lines(document["compare"]):
+                table.out(line)
     if outcome.error is not None:
         show(outcome.error)
     if outcome.exit_code is not None:

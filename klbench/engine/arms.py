@@ -25,6 +25,7 @@ import numpy.typing as npt
 from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.engine.answers import Generated
 from klbench.engine.client import ServerClient
+from klbench.engine.generation_arm import GenerationArm, Keep
 from klbench.engine.progress import ArmObserver, TokensDone, watch_arm
 from klbench.errors import UndecidedError
 
@@ -63,26 +64,36 @@ async def run_arms(
     measured: HelperColumns | None = None,
     observe: ArmObserver | None = None,
     options: ArmOptions | None = None,
+    earlier: GenerationArm | None = None,
+    keep: Keep | None = None,
 ) -> HelperColumns:
     """Runs one helper's arms on the server and returns its columns.
 
     `generation_tokens` cuts the generation arm alone. With `measured` the arms repeat that run: the second
     turn's prompts and the dropped requests are its own, and the scoring arm scores its whole sequences.
-    `rids` names request i of an arm. Raises KlbenchError when an answer cannot be compared; cancelled, the
-    requests in flight are aborted on the server.
+    `rids` names request i of an arm. `keep` gets the generation arm before the scoring begins; given back as
+    `earlier`, that arm and what came before it are not repeated. Raises KlbenchError when an answer cannot be
+    compared; cancelled, the requests in flight are aborted on the server.
     """
     if not prompts:
         raise UndecidedError("there is no prompt to run")
     arms = _Arms(client, rids or _own_rids(), observe or _Silent(), options or ArmOptions())
-    await client.flush()
-    turn = [list(prompt) for prompt in prompts]
-    if helper == "prefill_cache_hit":
-        await arms.prefill("warming", turn)
-    elif helper == "decode_cache_hit":
-        first = await arms.generate("warming", turn, max_new_tokens)
-        turn = await arms.second_turn(turn, first, measured)
     new_tokens = max_new_tokens if generation_tokens is None else min(generation_tokens, max_new_tokens)
-    generated = await arms.generate("generation", turn, new_tokens)
+    if earlier is not None:
+        turn, generated = [list(prompt) for prompt in earlier.prompts], list(earlier.answers)
+        for index, answer in enumerate(generated):
+            _check_generated(index, answer, new_tokens)
+    else:
+        await client.flush()
+        turn = [list(prompt) for prompt in prompts]
+        if helper == "prefill_cache_hit":
+            await arms.prefill("warming", turn)
+        elif helper == "decode_cache_hit":
+            first = await arms.generate("warming", turn, max_new_tokens)
+            turn = await arms.second_turn(turn, first, measured)
+        generated = await arms.generate("generation", turn, new_tokens)
+        if keep is not None:
+            keep(GenerationArm(turn, generated))
     cached = [_cached_tokens(answer, len(prompt)) for answer, prompt in zip(generated, turn, strict=True)]
     if measured is not None:
         dropped = [bool(flag) for flag in measured.dropped]

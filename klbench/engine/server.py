@@ -29,6 +29,7 @@ from klbench.engine.facts import (
     read_facts,
     read_model_config,
 )
+from klbench.engine.generation_arm import GenerationArm, Keep
 from klbench.engine.phases import Phases, kv_cache_dtype, last_lines
 from klbench.engine.presence import Presence, wait_for_presences
 from klbench.engine.process import Ended, ServerProcess
@@ -295,8 +296,11 @@ class Server:
         rids: Rids | None = None,
         observe: ArmObserver | None = None,
         separator_ids: Sequence[int] | None = None,
+        earlier: GenerationArm | None = None,
+        keep: Keep | None = None,
     ) -> HelperColumns:
-        """Runs the helper's arms. An error of a server that died says how it died."""
+        """Runs the helper's arms, without those that `earlier` has. An error of a server that died says how
+        it died."""
         self.check_comparable()
         try:
             return await run_arms(
@@ -307,6 +311,8 @@ class Server:
                 rids=rids,
                 observe=observe,
                 options=self.arm_options(separator_ids),
+                earlier=earlier,
+                keep=keep,
             )
         except KlbenchError:
             await self.raise_if_dead()

@@ -16,17 +16,20 @@ from typing import cast
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.engine.capture_control import RequestIds
+from klbench.engine.checkout import read_checkout
 from klbench.engine.client import Keys
 from klbench.engine.prompts import PromptSet, check_fits, load_prompts, read_prompt_file
 from klbench.engine.server import LaunchError, Server
 from klbench.engine.target import Demo, Launch, LaunchOptions
 from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
 from klbench.session import events as ev
+from klbench.session.continuing import check_same_prompts, interrupted, recorded_prompts
 from klbench.session.locating import Chosen, check_can_capture, choose, server_side, trace_and_locate
 from klbench.session.measuring import Measurement
 from klbench.session.report import write_report
 from klbench.session.request import Options
 from klbench.session.runner import JobView, Session
+from klbench.session.state import RunState
 from klbench.zoo import Kind
 
 
@@ -113,9 +116,26 @@ class Bench:
                 notes=list(server.notes),
             )
         )
+        await self._say_code(server)
         if server.owned:
             self._watch = asyncio.create_task(self._report_end(server), name="klbench-server-watch")
         return server
+
+    async def _say_code(self, server: Server) -> None:
+        """Which code it is, where sglang is imported from a checkout: a later comparison names the change."""
+        package = server.facts.sglang_path
+        if server.facts.git_commit is None or package is None:
+            return
+        checkout = await read_checkout(Path(package))
+        if checkout is not None:
+            self._session.emit(
+                ev.CodeSeen(
+                    root=str(checkout.root),
+                    commit=checkout.commit,
+                    subject=checkout.subject,
+                    changed=dict(checkout.changed),
+                )
+            )
 
     async def _launch(self, keys: Keys, ready_to_capture: bool) -> Server:
         target, options = self._session.start.target, self._session.start.options
@@ -188,17 +208,38 @@ class Bench:
     async def run(self, job: JobView, helpers: tuple[str, ...]) -> None:
         """Runs the helpers, all three when none is named."""
         server = await self._ready_server(job)
-        chosen = _helper_names(helpers)
+        await self._measure(job, server, await self._prompts_for(server), _helper_names(helpers))
+
+    async def resume(self, job: JobView) -> None:
+        """Continues the latest run where it was interrupted, with the prompts that it had."""
+        found = interrupted(self._session.state)
+        if found is None:
+            raise UsageError("no run was interrupted", next="run the helpers")
+        server = await self._ready_server(job)
+        prompts = await asyncio.to_thread(recorded_prompts, self._session.folder, found.run)
+        if prompts is None:
+            prompts = await self._prompts_for(server)
+            check_same_prompts(prompts, found.run)
+        self._prompts = prompts
+        await self._measure(job, server, prompts, found.left, found.run)
+
+    async def _measure(
+        self,
+        job: JobView,
+        server: Server,
+        prompts: PromptSet,
+        helpers: Sequence[HelperName],
+        continues: RunState | None = None,
+    ) -> None:
         server.check_comparable()
-        prompts = await self._prompts_for(server)
         check_fits(
             prompts.prompts,
-            chosen,
+            helpers,
             self._session.start.options.max_new_tokens,
             server.facts.context_length,
         )
-        await self._agree_to_flush(job, server, chosen, prompts)
-        measurement = Measurement(self._session, server, prompts, chosen, self._ids(server))
+        await self._agree_to_flush(job, server, helpers, prompts)
+        measurement = Measurement(self._session, server, prompts, helpers, self._ids(server), continues)
         try:
             await measurement.execute(job)
         finally:

@@ -39,7 +39,7 @@ _TYPES: dict[str, type[np.generic]] = {
 assert {"helper", *_TYPES} == {field.name for field in dataclasses.fields(HelperColumns)}
 
 # What numpy and zipfile raise on damaged files; MemoryError where a header claims a shape that is not there.
-_UNREADABLE = (
+UNREADABLE = (
     OSError,
     ValueError,
     KeyError,
@@ -64,7 +64,7 @@ def load_columns(file: Path) -> HelperColumns:
     """Reads the columns. Raises UndecidedError naming the file when it is not one of ours or is damaged."""
     try:
         return _load(file)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UndecidedError(
             f"cannot read the columns {file}",
             why=str(error),

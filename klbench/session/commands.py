@@ -23,6 +23,10 @@ class Run(Command, frozen=True, kw_only=True):
     helpers: list[str] = []
 
 
+class Continue(Command, frozen=True, kw_only=True):
+    """Take up the latest run where it was interrupted; nothing that it has is measured again."""
+
+
 class Locate(Command, frozen=True, kw_only=True):
     """Locate the origin of a divergence; helper and request by the rule of `klbench locate` when None."""
 
@@ -61,6 +65,7 @@ class Detach(Command, frozen=True, kw_only=True):
 COMMAND_TYPES: tuple[type[Command], ...] = (
     Ping,
     Run,
+    Continue,
     Locate,
     Cancel,
     Report,

@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 
 from klbench.errors import ExitCode, UsageError
-from klbench.session.commands import Run
+from klbench.session.commands import Continue, Run
+from klbench.session.continuing import interrupted
 from klbench.session.folder import make_session
 from klbench.session.link import RunnerOrder
 from klbench.session.request import MAX_REQUEST_BYTES
-from klbench.session.runner import KEEP_IDLE_S, Runner, Session, Work
+from klbench.session.runner import Runner, Session, Work
 
 
 def run_detached(
@@ -25,11 +26,11 @@ def run_detached(
         asked = msgspec.json.decode(order[:MAX_REQUEST_BYTES], type=RunnerOrder)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError("cannot read what to start", why=str(error)) from error
-    return asyncio.run(_live(session, asked, make_work, KEEP_IDLE_S if keep_idle_s is None else keep_idle_s))
+    return asyncio.run(_live(session, asked, make_work, keep_idle_s))
 
 
 async def _live(
-    session: Path, order: RunnerOrder, make_work: Callable[[Session], Work], keep_idle_s: float
+    session: Path, order: RunnerOrder, make_work: Callable[[Session], Work], keep_idle_s: float | None
 ) -> int:
     target, options = order.start.as_shown()
     folder = make_session(session, target, options)
@@ -48,6 +49,8 @@ async def _live(
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
         runner.launch()
         if order.run_first:
-            runner.submit(Run())
+            runner.submit(
+                Run() if interrupted(runner.state) is None or not order.continue_run else Continue()
+            )
         await runner.serve(keep_idle_s=keep_idle_s)
     return exit_code

@@ -67,6 +67,15 @@ class ServerReady(Event, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
+class CodeSeen(Event, frozen=True, kw_only=True):
+    """sglang was imported from a git checkout: its commit and what was changed in it, by file and hash."""
+
+    root: str
+    commit: str
+    subject: str = ""
+    changed: dict[str, str] = {}
+
+
 class ServerEnded(Event, frozen=True, kw_only=True):
     """The server is gone: stopped by us (expected) or dead. last_lines: its own last words."""
 
@@ -107,6 +116,16 @@ class RunStarted(Event, frozen=True, kw_only=True):
     helpers: list[str]
     prompts: dict[str, Any]
     options: dict[str, Any]
+    prompts_file: str | None = None
+    """JSON lines of token ids, relative to the session: what repeats these prompts exactly."""
+
+
+class RunContinued(Event, frozen=True, kw_only=True):
+    """An interrupted run goes on: `helpers` are left to do, the first of them without the arms in `kept`."""
+
+    run: int
+    helpers: list[str]
+    kept: list[str] = []
 
 
 class ArmStarted(Event, frozen=True, kw_only=True):
@@ -220,5 +239,5 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded,
     JobStarted, JobProgress, JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded,
     HelperEnded, TokenTexts, RunEnded, Located, ReportWritten, Trouble, Call, Unknown,
-    Asked, Answered,
+    Asked, Answered, RunContinued, CodeSeen,
 )  # fmt: skip

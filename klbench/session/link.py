@@ -19,6 +19,7 @@ import msgspec
 
 from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
 from klbench.session.commands import Command, Ping
+from klbench.session.continuing import interrupted, start_to_continue
 from klbench.session.control import Answer
 from klbench.session.folder import Lock, SessionFolder, all_sessions, make_session, new_session_path
 from klbench.session.log import read_log
@@ -124,6 +125,8 @@ class RunnerOrder(msgspec.Struct, frozen=True, kw_only=True):
     start: StartRequest
     run_first: bool = True
     """Run the helpers as soon as the server is ready."""
+    continue_run: bool = False
+    """Continue an interrupted run instead of running anew."""
 
 
 async def start_session(
@@ -137,29 +140,30 @@ async def start_session(
 
 
 def recorded_start(folder: SessionFolder) -> StartRequest:
-    """What a session was started with, to continue it. Raises UsageError where a key would be missing."""
-    content = folder.read_session_file()
-    try:
-        start = msgspec.convert({"target": content.target, "options": content.options}, StartRequest)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"cannot continue {folder.name}", why=str(error)) from error
-    if "***" in [argument.rpartition("=")[2] for argument in start.target.arguments]:
-        raise UsageError(
-            f"cannot continue {folder.name}",
-            why="its server was launched with a key, which a session does not keep",
-            next="start a new session with the key",
-        )
-    return start
+    """What a session was last started with. Raises UsageError where a key would be missing."""
+    return start_to_continue(folder, read_state(folder))
 
 
-async def spawn_runner(folder: SessionFolder, start: StartRequest, *, run_first: bool) -> None:
+async def continue_session(folder: SessionFolder) -> str:
+    """Starts a runner that takes up the session's interrupted run, or only its server where none was
+    interrupted; returns what it does. Raises UsageError where the session cannot be continued."""
+    state = read_state(folder)
+    start = start_to_continue(folder, state)
+    found = interrupted(state)
+    await spawn_runner(folder, start, run_first=found is not None, continue_run=True)
+    return found.in_words if found is not None else "its server is started again"
+
+
+async def spawn_runner(
+    folder: SessionFolder, start: StartRequest, *, run_first: bool, continue_run: bool = False
+) -> None:
     """Starts the session's runner in a session of its own, where no hang-up of this terminal reaches it."""
     if (lock := find_runner(folder)) is not None:
         raise UsageError(
             f"a runner works on the session already (pid {lock.pid} on {lock.host})",
             next=f"klbench open {folder.path}",
         )
-    order = msgspec.json.encode(RunnerOrder(start=start, run_first=run_first))
+    order = msgspec.json.encode(RunnerOrder(start=start, run_first=run_first, continue_run=continue_run))
     process = _spawn(folder, order)
     deadline = time.monotonic() + SPAWN_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -1,6 +1,7 @@
 """One run: the helpers one after the other, each result out as soon as it is there.
 
-Invariants: columns are on disk before the event that names them; a helper that fails says so and the next
+Invariants: columns are on disk before the event that names them, and a generation arm before its scoring; a
+helper that fails says so and the next
 one runs, unless the server is gone; however the run ends, it has an end and a verdict from what was measured.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,13 +19,17 @@ from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.core.diagnosis import diagnose
 from klbench.core.kl import helper_result, not_measured
 from klbench.engine.capture_control import RequestIds
+from klbench.engine.generation_arm import GenerationArm
 from klbench.engine.prompts import PromptSet
 from klbench.engine.server import Server
 from klbench.errors import KlbenchError, ServerError
 from klbench.session import events as ev
-from klbench.session.columns import save_columns
+from klbench.session.arm_file import SavedArm, arm_file, save_arm
+from klbench.session.columns import load_columns, save_columns
+from klbench.session.continuing import kept_arms, save_prompts, saved_generation
 from klbench.session.folder import write_atomically
 from klbench.session.runner import JobView, Session
+from klbench.session.state import RunState
 
 CONTEXT_TOKENS = 16
 """So many tokens at the end of each prompt get their text too: what stands before the first generated one."""
@@ -72,8 +77,13 @@ class Measurement:
         prompts: PromptSet,
         helpers: Sequence[HelperName],
         ids: RequestIds,
+        continues: RunState | None = None,
     ) -> None:
+        """`helpers` are those to do: all of a new run, or what is left of the one that it continues."""
         self.number = 1 + max((run.number for run in session.state.runs), default=0)
+        self._continues = continues
+        if continues is not None:
+            self.number = continues.number
         self._session = session
         self._server = server
         self._prompts = prompts
@@ -83,19 +93,12 @@ class Measurement:
         """By run and helper: the pass in which it ran and its columns."""
         self._results: dict[HelperName, Mapping[str, Any]] = {}
         self._columns: dict[HelperName, HelperColumns] = {}
+        self._earlier: GenerationArm | None = None
 
     async def execute(self, job: JobView) -> None:
         """Runs the helpers. Raises the error of a server that is gone; other errors are results."""
-        _, options = self._session.start.as_shown()
         began = time.monotonic()
-        self._session.emit(
-            ev.RunStarted(
-                run=self.number,
-                helpers=list(self._helpers),
-                prompts=self._prompts.as_dict(),
-                options=options,
-            )
-        )
+        earlier_s = self._continue() if self._continues is not None else self._start()
         cancelled = False
         try:
             for done, helper in enumerate(self._helpers):
@@ -106,10 +109,62 @@ class Measurement:
             raise
         finally:
             verdict = diagnose(self._results, self._columns, self._server.facts.as_dict())
-            elapsed_s = time.monotonic() - began
+            elapsed_s = earlier_s + time.monotonic() - began
             self._session.emit(
                 ev.RunEnded(run=self.number, verdict=verdict, elapsed_s=elapsed_s, cancelled=cancelled)
             )
+
+    def _start(self) -> float:
+        _, options = self._session.start.as_shown()
+        self._session.emit(
+            ev.RunStarted(
+                run=self.number,
+                helpers=list(self._helpers),
+                prompts=self._prompts.as_dict(),
+                options=options,
+                prompts_file=save_prompts(self._session.folder, self._prompts),
+            )
+        )
+        return 0.0
+
+    def _continue(self) -> float:
+        """Takes up the run where it was interrupted; returns the seconds that its ended helpers took."""
+        assert self._continues is not None
+        run, folder = self._continues, self._session.folder
+        first = self._helpers[0]
+        self._earlier, differing = saved_generation(folder, run, first, self._made_on())
+        if differing:
+            names = ", ".join(differing)
+            self._session.emit(
+                ev.Trouble(
+                    level="note",
+                    what=f"the generation arm of {first} is repeated",
+                    why=f"the server is not the one it ran on: {names} differ",
+                )
+            )
+        kept = kept_arms(first) if self._earlier is not None else []
+        self._session.emit(ev.RunContinued(run=self.number, helpers=list(self._helpers), kept=list(kept)))
+        elapsed_s = 0.0
+        for helper in run.helpers:
+            if helper.helper in self._helpers or helper.result is None:
+                continue
+            elapsed_s += helper.elapsed_s
+            name = cast(HelperName, helper.helper)
+            self._results[name] = helper.result
+            if helper.columns is not None:
+                try:
+                    self._columns[name] = load_columns(folder.resolve(helper.columns))
+                except KlbenchError as error:
+                    self._session.emit(ev.Trouble(level="warning", what=error.what, why=error.why))
+        return elapsed_s
+
+    def _made_on(self) -> dict[str, Any]:
+        """The server in everything that changes numbers, its edited files too."""
+        code = self._session.state.server.code
+        changed = dict(code.changed) if code is not None else None
+        return msgspec.json.decode(
+            msgspec.json.encode(self._server.facts.as_dict() | {"code": changed}), type=dict[str, Any]
+        )
 
     async def _helper(self, helper: HelperName) -> None:
         options = self._session.start.options
@@ -119,6 +174,13 @@ class Measurement:
         began = time.monotonic()
         rids = self._ids.next_pass()
         number = self._ids.latest_pass
+        earlier, self._earlier = self._earlier, None
+        kept_file = arm_file(self._session.folder.runs, self.number, helper)
+        made_on = self._made_on()
+
+        def keep(arm: GenerationArm) -> None:
+            save_arm(kept_file, SavedArm(arm, self._prompts.sha256, made_on))
+
         try:
             columns = await self._server.run_helper(
                 helper,
@@ -126,6 +188,8 @@ class Measurement:
                 max_new_tokens=options.max_new_tokens,
                 rids=rids,
                 observe=_ArmEvents(self._session, self.number, helper),
+                earlier=earlier,
+                keep=keep,
             )
         except KlbenchError as error:
             reason = " · ".join(part for part in (error.what, error.why) if part)
@@ -140,7 +204,9 @@ class Measurement:
         file = self._session.folder.runs / f"{self.number}-{helper}.npz"
         save_columns(file, columns)
         self._columns[helper] = columns
-        self.measured[self.number, helper] = number, columns
+        if earlier is None:
+            # A generation arm of an earlier server cannot be compared with what this one would capture.
+            self.measured[self.number, helper] = number, columns
         result = helper_result(
             columns,
             threshold_nats=options.threshold,
@@ -148,6 +214,7 @@ class Measurement:
             page_size=self._server.facts.page_size,
         )
         self._ended(helper, result, self._session.folder.relative(file), elapsed_s)
+        kept_file.unlink(missing_ok=True)
         await self._texts(helper, columns)
 
     def _without_numbers(self, status: str, reason: str) -> dict[str, Any]:

@@ -83,6 +83,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_trace: bool = False
     yes_flush: bool = False
     """The user agreed beforehand that an attached server's cache is flushed."""
+    keep_idle_s: float = 1800.0
+    """A detached runner with nothing to do and nobody attached ends after this."""
+    notify: bool = False
+    """Ring the terminal's bell when long work ends."""
 
 
 class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,15 +22,13 @@ import klbench
 from klbench.errors import KlbenchError, UndecidedError, UsageError
 from klbench.session import commands as cmd
 from klbench.session import events as ev
+from klbench.session.continuing import interrupted
 from klbench.session.control import ControlSocket, new_socket_path
 from klbench.session.folder import SessionFolder
 from klbench.session.log import Entry, EventLog, read_log
 from klbench.session.process_identity import this_host
 from klbench.session.request import StartRequest
 from klbench.session.state import SessionState, fold
-
-KEEP_IDLE_S = 1800.0
-"""A runner that nobody watches and that has nothing to do frees its GPUs after half an hour."""
 
 
 class JobCancelled(UndecidedError):
@@ -57,6 +55,9 @@ class Work(Protocol):
         """Starts the server or attaches to it; nothing when it is ready."""
 
     async def run(self, job: JobView, helpers: tuple[str, ...]) -> None: ...
+
+    async def resume(self, job: JobView) -> None:
+        """Continues the latest run where it was interrupted."""
 
     async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None: ...
 
@@ -231,6 +232,12 @@ class Runner:
                 helpers = tuple(command.helpers) or self.start.options.helpers
                 title = f"run {', '.join(helpers) or 'all three helpers'}"
                 return self._enqueue("run", title, lambda job: work.run(job, helpers))
+            case cmd.Continue():
+                found = interrupted(self.state)
+                if found is None:
+                    raise UsageError("no run was interrupted", next="run the helpers")
+                title = f"continue run {found.run.number} with {', '.join(found.left)}"
+                return self._enqueue("run", title, work.resume)
             case cmd.Locate():
                 title = f"locate the origin in {command.helper or 'the first diverged helper'}"
                 return self._enqueue(
@@ -278,9 +285,10 @@ class Runner:
         if job.error is not None:
             raise job.error
 
-    async def serve(self, *, keep_idle_s: float = KEEP_IDLE_S) -> None:
+    async def serve(self, *, keep_idle_s: float | None = None) -> None:
         """Works off commands until it is stopped, or until nobody watched it and nothing was to do for
-        `keep_idle_s`."""
+        `keep_idle_s` (by default as the request says): it holds GPUs."""
+        keep_idle_s = self.start.options.keep_idle_s if keep_idle_s is None else keep_idle_s
         while not self._stopping.is_set():
             if self._current is not None or self._queue or self._socket.attached:
                 self._active_at = time.monotonic()

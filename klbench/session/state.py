@@ -11,201 +11,47 @@ nothing but `seq`. Times: `*_at` are seconds since the epoch, `*_s` are duration
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from klbench.session import events as ev
 from klbench.session.log import Entry
+from klbench.session.snapshot import (
+    ArmState,
+    CallLine,
+    CodeState,
+    HelperState,
+    JobState,
+    LocatedState,
+    Question,
+    RunnerState,
+    RunState,
+    ServerEnd,
+    ServerState,
+    TroubleLine,
+)
+
+__all__ = [
+    "ArmState",
+    "CallLine",
+    "CodeState",
+    "HelperState",
+    "JobState",
+    "LocatedState",
+    "Question",
+    "RunState",
+    "RunnerState",
+    "ServerEnd",
+    "ServerState",
+    "SessionState",
+    "TroubleLine",
+    "fold",
+    "without_runner",
+]
 
 KEPT_CALLS = 500
 """How many of the latest calls a snapshot holds; the log itself keeps all."""
 KEPT_TROUBLES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerState:
-    """Who works on the session."""
-
-    alive: bool = False
-    """Started and not ended, by its own word. A killed runner cannot say so: `link.find_runner` judges."""
-    pid: int = 0
-    host: str = ""
-    klbench_version: str = ""
-    started_at: float = 0.0
-    target: Mapping[str, Any] = field(default_factory=dict)
-    """`Target` of request.py as a dictionary: kind demo, launch or url."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """`Options` of request.py as a dictionary."""
-    ended: str | None = None
-    """Why it ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerEnd:
-    """How the server went: `expected` when we stopped it."""
-
-    expected: bool
-    exit_code: int | None
-    why: str
-    last_lines: tuple[str, ...]
-    """The server's own last words; untrusted text."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """The session's server; `phase` is "none" before the first launch or attach."""
-
-    phase: str = "none"
-    phase_at: float = 0.0
-    """When this phase began."""
-    elapsed_s: float = 0.0
-    """Since the launch began, when the phase was seen."""
-    detail: str = ""
-    command: str = ""
-    """The command as it can be copied and repeated; empty for an attached server."""
-    log: str = ""
-    """Its log file, relative to the session folder or absolute."""
-    ready_to_capture: bool = False
-    fault: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """`server` of klbench.run/1: what is in force. Empty until ready."""
-    url: str = ""
-    launch_s: float | None = None
-    """What the last launch took: the cost of a relaunch."""
-    differs: tuple[Mapping[str, str], ...] = ()
-    """{"asked", "in_force"} for every setting that the server did not take as asked."""
-    notes: tuple[str, ...] = ()
-    ended: ServerEnd | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.phase == "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """The work in progress, or the last that ended (`outcome` is None while it goes on)."""
-
-    number: int
-    kind: str
-    """launch, run, locate, report, relaunch."""
-    title: str
-    started_at: float
-    phase: str = ""
-    done: int = 0
-    total: int = 0
-    eta_s: float | None = None
-    outcome: str | None = None
-    """done, cancelled, failed."""
-    elapsed_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ArmState:
-    """One pass over the prompts; `done` and `total` in tokens that the server has worked off."""
-
-    arm: str
-    requests: int
-    tokens: int
-    started_at: float
-    done: int = 0
-    total: int = 0
-    elapsed_s: float = 0.0
-    eta_s: float | None = None
-    ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HelperState:
-    """One helper of a run."""
-
-    helper: str
-    arms: tuple[ArmState, ...] = ()
-    result: Mapping[str, Any] | None = None
-    """The helper's object of klbench.run/1, once it has ended."""
-    columns: str | None = None
-    """Its npz file (columns.py), relative to the session folder."""
-    texts: str | None = None
-    """JSON file {"<token id>": text}, relative to the session folder."""
-    elapsed_s: float = 0.0
-    stopped: bool = False
-    """The run ended before this helper did."""
-
-    @property
-    def status(self) -> str:
-        """The result's status, else waiting, running or stopped."""
-        if self.result is not None:
-            return str(self.result.get("status", "error"))
-        if self.stopped:
-            return "stopped"
-        return "running" if self.arms else "waiting"
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """The execution of helpers on one server with one prompt set."""
-
-    number: int
-    started_at: float
-    prompts: Mapping[str, Any]
-    """{"source", "count", "sha256"}."""
-    options: Mapping[str, Any]
-    helpers: tuple[HelperState, ...]
-    """In the order in which they run."""
-    verdict: Mapping[str, Any] | None = None
-    """The object of klbench.run/1, once the run has ended."""
-    elapsed_s: float | None = None
-    cancelled: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.elapsed_s is not None
-
-    def helper(self, name: str) -> HelperState | None:
-        return next((helper for helper in self.helpers if helper.helper == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class LocatedState:
-    """What one locate job found; `result` is the body of klbench.locate/1 with `around` and `map`."""
-
-    number: int
-    run: int | None
-    helper: str
-    request: int
-    result: Mapping[str, Any]
-    elapsed_s: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class TroubleLine:
-    """An error (level "error") or a warning that a user should see."""
-
-    at: float
-    level: str
-    what: str
-    why: str
-    next: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallLine:
-    """One HTTP call or process, as a line that can be copied and repeated."""
-
-    at: float
-    line: str
-    outcome: str
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What the runner waits for a `Confirm` (or `Cancel`) command for."""
-
-    what: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +120,15 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             return replace(state, job=None, last_job=ended, question=None)
         case ev.RunStarted():
             helpers = tuple(HelperState(name) for name in event.helpers)
-            run = RunState(event.run, at, event.prompts, event.options, helpers)
+            run = RunState(
+                event.run, at, event.prompts, event.options, helpers, prompts_file=event.prompts_file
+            )
             return replace(state, runs=(*state.runs, run))
+        case ev.RunContinued():
+            return replace(state, runs=tuple(_continued(run, event, state.server) for run in state.runs))
+        case ev.CodeSeen():
+            code = CodeState(event.root, event.commit, event.subject, event.changed)
+            return replace(state, server=replace(state.server, code=code))
         case ev.ArmStarted() | ev.ArmProgress() | ev.ArmEnded() | ev.HelperEnded() | ev.TokenTexts():
             return _in_helper(state, event, at)
         case ev.RunEnded():
@@ -316,6 +169,20 @@ def _interrupted(state: SessionState) -> SessionState:
     if server.phase not in ("none", "failed", "stopped"):
         server = replace(server, phase="stopped")
     return replace(state, job=None, last_job=last, question=None, runs=runs, server=server)
+
+
+def _continued(run: RunState, event: ev.RunContinued, server: ServerState) -> RunState:
+    """The run as it goes on: what is repeated is as if it had not begun."""
+    if run.number != event.run:
+        return run
+    helpers = []
+    for helper in run.helpers:
+        if helper.helper in event.helpers:
+            kept = event.kept if helper.helper == event.helpers[0] else []
+            arms = tuple(arm for arm in helper.arms if arm.arm in kept)
+            helper = HelperState(helper.helper, arms)
+        helpers.append(helper)
+    return replace(run, helpers=tuple(helpers), verdict=None, elapsed_s=None, cancelled=False, server=server)
 
 
 def without_runner(state: SessionState) -> SessionState:

@@ -4,6 +4,7 @@ import asyncio
 
 from klbench.errors import ServerError
 from klbench.session import events as ev
+from klbench.session.continuing import interrupted
 
 RESULT = {
     "status": "clean",
@@ -86,6 +87,9 @@ class ScriptedWork:
         number = len(self.session.state.runs) + 1
         prompts = {"source": "seeded", "count": 4, "sha256": "ab" * 32}
         self.session.emit(ev.RunStarted(run=number, helpers=list(helpers), prompts=prompts, options={}))
+        await self._helpers(number, helpers)
+
+    async def _helpers(self, number, helpers):
         cancelled = True
         try:
             for helper in helpers:
@@ -103,6 +107,12 @@ class ScriptedWork:
             cancelled = False
         finally:
             self.session.emit(ev.RunEnded(run=number, verdict=VERDICT, elapsed_s=1.0, cancelled=cancelled))
+
+    async def resume(self, job):
+        found = interrupted(self.session.state)
+        await self.launch(job)
+        self.session.emit(ev.RunContinued(run=found.run.number, helpers=list(found.left)))
+        await self._helpers(found.run.number, found.left)
 
     async def locate(self, _job, helper, request, _relaunch):
         result = {
