@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from klbench.cli.failures import note
-from klbench.core.text import elapsed, kl
+from klbench.core.text import cache_hits, elapsed, kl
 from klbench.session import events as ev
 from klbench.session.log import Entry
 
@@ -105,10 +105,7 @@ def helper_line(name: str, result: Mapping[str, Any]) -> str:
     if result.get("reason"):
         parts.append(str(result["reason"]))
     if result.get("hits") is not None:
-        hits, requests = result["hits"], result.get("requests")
-        parts.append(
-            f"cold {requests}/{requests}" if name == "match" and not hits else f"hits {hits}/{requests}"
-        )
+        parts.append(cache_hits(name, result["hits"], int(result.get("requests") or 0)))
         parts.append(f"{result['tokens']} tokens")
         parts.append(f"{result.get('divergent_tokens')} differ")
         parts.append(f"avg KL {kl(result.get('avg_kl_div'))}")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from klbench.core.text import cell_width, kl, visible
+from klbench.core.text import cache_hits, cell_width, kl, visible
 
 _HELPER_COLUMNS = ("helper", "status", "hits", "tokens", "differ", "bit-equal", "avg KL", "max Δ")
 
@@ -62,7 +62,7 @@ def _helper_row(name: str, result: Mapping[str, Any]) -> list[object]:
     return [
         name,
         result.get("status"),
-        f"{_shown(result.get('hits'))}/{_shown(result.get('requests'))}",
+        cache_hits(name, result["hits"], int(result.get("requests") or 0)),
         result["tokens"],
         _shown(result.get("divergent_tokens")),
         _shown(result.get("bit_equal_fraction")),

@@ -101,7 +101,8 @@ class Masked:
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """One operator at the origin's row: a line of the table around it. States: equal, differs, not_observed
-    or none (there is no such thing)."""
+    or none (there is no such thing); written_equal and written_differs speak of what a state was written from
+    where the state as read was not observed."""
 
     module: str
     call: int

@@ -41,12 +41,18 @@ def neighbours(
             operator=number,
             layer=trace.operators[number].layer,
             inputs=_WORDS[int(judged.inputs[number, node])],
-            state=_WORDS[int(history[number].status[node])] if number in history else "none",
+            state=_state(trace, history[number], node) if number in history else "none",
             output=_WORDS[int(judged.outputs[number, node])],
             origin=number == origin.operator,
         )
         for number in here[max(0, centre - _AROUND) : centre + _AROUND + 1]
     )
+
+
+def _state(trace: Trace, history: History, node: int) -> str:
+    """The history's word; without state reads it says no more than what the state was written from."""
+    word = _WORDS[int(history.status[node])]
+    return f"written_{word}" if word in ("equal", "differs") and not trace.observes_state else word
 
 
 def layer_map(

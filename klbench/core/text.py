@@ -130,6 +130,11 @@ def kl(nats: float | None) -> str:
     return "0" if nats == 0 else f"{nats:.1e}"
 
 
+def cache_hits(helper: str, hits: int, requests: int) -> str:
+    """How many requests began on a cached prefix: "hits 32/32"; in match none is meant to: "cold 32/32"."""
+    return f"cold {requests}/{requests}" if helper == "match" and not hits else f"hits {hits}/{requests}"
+
+
 def magnitude(nats: float) -> str:
     """The size of a difference, two digits: `1.3`, `0.0095`, `3.1e-06`."""
     if math.isnan(nats):

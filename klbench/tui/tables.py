@@ -126,9 +126,9 @@ def operator_rows(around: Sequence[Mapping[str, Any]]) -> Rows:
     width = max((len(operator(row)) for row in range(len(around))), default=10)
     columns = (
         Column("module", "  operator", min(max(width, 20), 26), operator, stretch=34),
-        Column("inputs", "inputs", 12, lambda r: text(r, "inputs")),
-        Column("state", "state read", 12, lambda r: text(r, "state")),
-        Column("output", "output", 12, lambda r: text(r, "output")),
+        Column("inputs", "inputs", 10, lambda r: text(r, "inputs")),
+        Column("state", "state read", 15, lambda r: text(r, "state")),
+        Column("output", "output", 10, lambda r: text(r, "output")),
         Column("ulp", "ulp", 5, ulp, right=True),
     )
 

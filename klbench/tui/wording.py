@@ -3,7 +3,7 @@ the time. Nothing here is drawn, so everything here can be tested without a term
 
     klbench · qwen3-dense · cpu torch_native · deterministic · radix on · page 1
     ● ready · 32 prompts × 128 new · 3 of 3 helpers done in 0:17
-    match              clean     hits  0/32   4096 tokens     0 differ  0
+    match              clean     cold 32/32   4096 tokens     0 differ  0
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from klbench.core.columns import HELPERS
-from klbench.core.text import cell_width, elapsed, fit, kl, size, visible
+from klbench.core.text import cache_hits, cell_width, elapsed, fit, kl, size, visible
 from klbench.session.state import (
     HelperState,
     JobState,
@@ -109,7 +109,7 @@ def helper_line(helper: HelperState, now: float, width: int) -> str:
         return f"{name}  {shown}  {_arm_words(helper, now)}".rstrip()
     if helper.status in ("not_run", "error") or not result.get("tokens"):
         return f"{name}  {shown}  {result.get('reason') or 'nothing was compared'}"
-    hits = f"hits {result.get('hits', 0)}/{result.get('requests', 0)}"
+    hits = cache_hits(helper.helper, int(result.get("hits") or 0), int(result.get("requests") or 0))
     differing = int(result.get("divergent_tokens") or 0)
     nan = int(result.get("nan_count") or 0)
     parts = [
