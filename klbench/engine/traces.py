@@ -24,6 +24,7 @@ _SHARD = re.compile(r"rank([0-9]{1,6})-([0-9]{6})\.safetensors")
 _RANK_FILE = re.compile(r"rank([0-9]{1,6})\.json")
 _MAX_BYTES = 8 << 30
 _MAX_JSON_BYTES = 16 << 20
+_MAX_COLUMN = 1 << 25
 
 _ROW_COLUMNS = ("forward", "arm", "request", "position", "in_batch", "phase", "token")
 _TENSOR_COLUMNS = (
@@ -94,6 +95,17 @@ def _read_json(path: Path, kind: type[Any]) -> Any:
         raise _refuse(path, str(error)) from error
 
 
+def _unrolled(path: Path, name: str, runs: npt.NDArray[Any]) -> Ints:
+    """The column whose steps these are: [2, runs] of a difference and how often it comes in a row."""
+    if runs.dtype not in _INTEGERS or runs.ndim != 2 or runs.shape[0] != 2:
+        raise _refuse(path, f"the steps of its column {name} are {runs.dtype}{list(runs.shape)}")
+    step, count = runs.astype(np.int64)
+    if len(count) and (count.min() < 1 or count.max() > _MAX_COLUMN or count.sum() > _MAX_COLUMN):
+        raise _refuse(path, f"its column {name} is longer than any that klbench writes")
+    result: Ints = np.cumsum(np.repeat(step, count))
+    return result
+
+
 class _Rank:
     """The concatenated shards of one rank."""
 
@@ -116,6 +128,8 @@ class _Rank:
                 for name in (*_COLUMNS, *_OPTIONAL, *_DIGESTS):
                     if name in names:
                         self._add_column(path, name, file.get_tensor(name))
+                    elif f"{name}.steps" in names:
+                        self._add_column(path, name, _unrolled(path, name, file.get_tensor(f"{name}.steps")))
                     elif name in _COLUMNS or name == "digest":
                         raise _refuse(path, f"its column {name} is missing")
             self.operators += msgspec.json.decode(metadata.get("operators", ""), type=list[_OperatorEntry])

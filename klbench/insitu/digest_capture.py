@@ -28,6 +28,10 @@ _LAST_FORWARD_S = 10.0
 """How long closing waits for a forward that the overlap scheduler began past the end of a request."""
 
 
+_Call = Tuple[int, Optional[str], Optional[int]]
+"""The operator's number, its kind of state and its window."""
+
+
 class _Running:
     """One armed forward: its recording, the calls that are open and how often each module was called."""
 
@@ -35,7 +39,7 @@ class _Running:
         self.recording = recording
         self.batch = batch
         self.state = state
-        self.stack: List[Tuple[Site, str, int]] = []
+        self.stack: List[Tuple[Site, str, _Call]] = []
         self.paths: List[str] = []
         self.calls: Dict[str, int] = {}
 
@@ -70,6 +74,10 @@ class DigestCapture:
         self._running: Optional[_Running] = None
         self._ended: Optional[_Running] = None
         self._sampling: Optional[Recording] = None
+        self._has_sampler = False
+        self._waits = False
+        """Whether the ended forward is not handed over yet, because its sampler is to come."""
+        self._calls: Dict[Tuple[str, int], _Call] = {}
         self._handles: List[Any] = []
         self._heads: List[Head] = []
         self._not_observed: Set[str] = set()
@@ -100,23 +108,32 @@ class DigestCapture:
             # A hook failed, which was said; or the capture was closed under the forward.
             return
         recording = running.recording
+        self._look(running, "model", running.state.finish)
         if not recording.entries:
             raise RuntimeError(
                 f"no module was called in forward {recording.composition.number}: is it a graph?"
             )
-        index = torch.tensor(recording.rows.in_batch, dtype=torch.int64).to(recording.device)
         tokens = [running.batch.input_ids, running.batch.positions]
         # Models with several positions a token (images) have the text's in the first row.
-        chosen = [
-            values.reshape(-1, recording.rows.total)[0].index_select(0, index).long() for values in tokens
-        ]
+        chosen = [recording.selected(v if v.dim() == 1 else v[0]).to(torch.int64) for v in tokens]
         recording.extras.append((Tokens(), torch.stack(chosen)))
-        self._writer.put(self._new_names(), recording.take(), sampled=False)
+        composition = recording.composition
+        # What the sampler takes after a decode step is certain to be used: both travel together.
+        self._waits = self._has_sampler and composition.mode == "decode" and not is_scoring(composition)
         self._ended, self._running = running, None
+        if not self._waits:
+            self._hand_over(recording, sampled=False)
+
+    def _hand_over(self, recording: Recording, sampled: bool) -> None:
+        self._waits = False
+        self._writer.put(self._new_names(), recording.take(), sampled)
 
     def forget(self) -> None:
         """Another forward begins: the one before gets no sampler any more."""
-        self._running = self._ended = self._sampling = None
+        ended, self._ended = self._ended, None
+        self._running = self._sampling = None
+        if ended is not None and self._waits:
+            self._hand_over(ended.recording, sampled=False)
 
     def close(self, invalid: Optional[str]) -> None:
         """Completes the trace; the hooks go with `remove`, in the forward thread."""
@@ -151,6 +168,7 @@ class DigestCapture:
             head.install()
         sampler = getattr(self._runner, "sampler", None)
         if isinstance(sampler, torch.nn.Module):
+            self._has_sampler = True
             self._handles += [
                 sampler.register_forward_pre_hook(self._before_sampler, with_kwargs=True),
                 sampler.register_forward_hook(self._after_sampler, with_kwargs=True),
@@ -216,21 +234,25 @@ class DigestCapture:
         path = site.path(running.paths)
         call = running.calls.get(path, 0)
         running.calls[path] = call + 1
-        about = self._modules.get(path, {})
-        state = about.get("state")
-        operator = self._operator(path, call, site.class_name, state, about.get("window"))
-        running.stack.append((site, path, operator))
+        known = self._calls.get((path, call))
+        if known is None:
+            about = self._modules.get(path, {})
+            state, window = about.get("state"), about.get("window")
+            operator = self._operator(path, call, site.class_name, state, window)
+            known = self._calls[path, call] = (operator, state, window)
+        operator, state, _ = known
+        running.stack.append((site, path, known))
         running.paths.append(path)
         recording.next_event()
         for place, value in enumerate(args):
             if isinstance(value, torch.Tensor):
                 recording.add(operator, IN, self._argument(site.argument(place)), value)
-            elif value is not None:
+            elif value is not None and value is not running.batch:
                 self._add_inner(recording, operator, IN, path, site.argument(place), value)
         for name, value in kwargs.items():
             if isinstance(value, torch.Tensor):
                 recording.add(operator, IN, self._argument(name), value)
-            elif value is not None:
+            elif value is not None and value is not running.batch:
                 self._add_inner(recording, operator, IN, path, name, value)
         if state in ("conv", "ssm"):
             self._look(running, path, lambda: running.state.recurrent(operator, site.module, written=False))
@@ -242,7 +264,7 @@ class DigestCapture:
             running.paths.pop()
         if not running.stack:
             return
-        _, path, operator = running.stack.pop()
+        _, path, (operator, state, window) = running.stack.pop()
         running.paths.pop()
         recording = running.recording
         if site.class_name == PROCESSOR:
@@ -252,15 +274,15 @@ class DigestCapture:
         recording.next_event()
         if isinstance(output, torch.Tensor):
             recording.add(operator, OUT, self._argument("0"), output)
-        elif type(output) is tuple and len(output) == 2 and output[1] is None:
-            # sglang's linear layers: the output and a bias that is left to others, or none.
-            self._add_inner(recording, operator, OUT, path, "0", output[0])
+        elif type(output) is tuple:
+            for place, value in enumerate(output):
+                if value is not None:
+                    self._add_inner(recording, operator, OUT, path, str(place), value)
         else:
             self._add_inner(recording, operator, OUT, path, "", output)
-        about = self._modules.get(path, {})
-        if about.get("state") == "kv":
-            self._look(running, path, lambda: self._look_at_kv(running, site, operator, about.get("window")))
-        elif about.get("state") is not None:
+        if state == "kv":
+            self._look(running, path, lambda: self._look_at_kv(running, site, operator, window))
+        elif state is not None:
             self._look(running, path, lambda: running.state.recurrent(operator, site.module, written=True))
 
     def _settle(self, running: _Running) -> None:
@@ -319,11 +341,12 @@ class DigestCapture:
             rows = sampled_rows(ended.recording.composition, int(logits.shape[0]))
             if not wanted or rows is None:
                 return
-            earlier = ended.recording
-            recording = Recording(
-                earlier.composition, earlier.rows, earlier.device, self._dtypes, self._versions_tell
-            )
-            recording.event = earlier.event
+            earlier = recording = ended.recording
+            if not self._waits:
+                recording = Recording(
+                    earlier.composition, earlier.rows, earlier.device, self._dtypes, self._versions_tell
+                )
+                recording.event = earlier.event
             group, selection = recording.group_of(rows)
             recording.next_event()
             operator = self._head_operator("logprob")
@@ -334,22 +357,26 @@ class DigestCapture:
 
     def _after_sampler(self, _: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002
         with self._lock:
-            recording, self._sampling, self._ended = self._sampling, None, None
-            if recording is None:
-                return
+            recording, self._sampling = self._sampling, None
             try:
                 output = args[0] if args else kwargs["logits_output"]
-                values = output.next_token_logprobs
-                if not isinstance(values, torch.Tensor):
-                    return
-                rows = sampled_rows(recording.composition, int(values.shape[0]))
-                if rows is None:
-                    return
-                recording.lists.clear()
-                group, selection = recording.group_of(rows)
-                recording.next_event()
-                operator = self._head_operator("logprob")
-                recording.add_rows(operator, OUT, self._argument("0"), values, group, selection)
-                self._writer.put(self._new_names(), recording.take(), sampled=True)
+                if recording is not None and self._add_sampled(recording, output) and not self._waits:
+                    self._hand_over(recording, sampled=True)
+                # A step that waited goes now, whatever the sampler did.
+                self.forget()
             except Exception as error:
                 self._fail(error)
+
+    def _add_sampled(self, recording: Recording, output: Any) -> bool:
+        """Notes the logprobs of the sampled tokens; False where there are none."""
+        values = output.next_token_logprobs
+        if not isinstance(values, torch.Tensor):
+            return False
+        rows = sampled_rows(recording.composition, int(values.shape[0]))
+        if rows is None:
+            return False
+        group, selection = recording.group_of(rows)
+        recording.next_event()
+        operator = self._head_operator("logprob")
+        recording.add_rows(operator, OUT, self._argument("0"), values, group, selection)
+        return True

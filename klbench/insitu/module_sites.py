@@ -27,10 +27,11 @@ class Site:
         self.class_name = type(module).__name__
         self._positional: Tuple[str, ...] = ()
         self._rest: Optional[str] = None
-        try:
-            parameters = list(inspect.signature(module.forward).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
+        parameters = _parameters(module.forward)
+        if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+            # sglang's operators choose one of several forwards with the same parameters.
+            inner = getattr(module, "_forward_method", None) or getattr(module, "forward_native", None)
+            parameters = _parameters(inner) if callable(inner) else parameters
         self._positional = tuple(
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
@@ -50,6 +51,13 @@ class Site:
                     if path.startswith(running + "."):
                         return path
         return self.paths[0]
+
+
+def _parameters(function: Any) -> List[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
 
 
 def sites_of(model: torch.nn.Module) -> List[Site]:

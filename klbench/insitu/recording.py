@@ -137,8 +137,7 @@ class Recording:
         """Notes a tensor with the forward's rows, or a whole one."""
         total = self.rows.total
         shape = tensor.shape
-        by_row = tensor.dim() > 0 and shape[0] > 0 and shape[0] % total == 0
-        group = ROWS if by_row else WHOLE
+        group = ROWS if shape and shape[0] and not shape[0] % total else WHOLE
         known = self._lookup(tensor, group)
         piece = known if known is not None else self._new_piece(tensor, group, total, self._selection)
         self._enter(operator, direction, argument, tensor, piece)
@@ -177,8 +176,9 @@ class Recording:
         selection = Selection(tuple(index for index, _ in chosen), len(batch_rows), self.device)
         if members == tuple(range(len(self.rows.in_batch))):
             return ROWS, selection
-        self.lists.append(members)
-        return len(self.lists) + 1, selection
+        if members not in self.lists:
+            self.lists.append(members)
+        return self.lists.index(members) + 2, selection
 
     def _lookup(self, tensor: torch.Tensor, group: int) -> Optional[int]:
         """The piece that has this tensor's bits, if it was digested and not changed since."""
@@ -187,12 +187,12 @@ class Recording:
         # A view's storage lives as long as its base. A dead owner's memory and id may have gone to another.
         base = tensor._base
         owner = tensor if base is None else base
-        shape = tensor.shape
-        key = (id(owner), tensor.data_ptr(), shape, group)
+        # Without gaps the bytes are the rows, whatever heads or dtype they are seen as.
+        about: Any = (tensor._version, tensor.nbytes)
+        if not tensor.is_contiguous():
+            about = (*about, tensor.shape, tensor.stride())
+        key = (id(owner), tensor.data_ptr(), group)
         found = self._known.get(key)
-        version = tensor._version
-        strides = None if tensor.is_contiguous() else tensor.stride()
-        about = (version, tensor.dtype, strides)
         if found is not None and found[0]() is owner and found[1] == about:
             return found[2]
         self._known[key] = (weakref.ref(owner), about, len(self.pieces))

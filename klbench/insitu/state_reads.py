@@ -15,13 +15,16 @@ A recurrent slot is digested whole: before the call (what is read at the request
 and after it (what is written at its last).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
 from .digest import as_lanes, position_keys, row_sums
 from .recording import Recording
+
+_PENDING_LANES = 1 << 20
+"""Gathered K/V rows that wait to be digested together."""
 
 _FULL_LOOK_BYTES = 64 << 20
 """Sums that one decode forward may send to the host; beyond, only those of its own rows."""
@@ -127,6 +130,8 @@ class StateReads:
         self._layers = max(layers, 1)
         self._argument = argument
         self._plans: Dict[Optional[int], _Plan] = {}
+        self._gathered: List[Tuple[KvLook, Optional[int], _Plan, List[torch.Tensor]]] = []
+        self._gathered_lanes = 0
         self._sent: Dict[Tuple[Optional[int], bool], int] = {}
 
     def attention(self, operator: int, module: Any, window: Optional[int]) -> None:
@@ -152,7 +157,7 @@ class StateReads:
         buffers: Tuple[Tuple[str, torch.Tensor], ...],
         translate: Optional[Callable[[Any], Any]],
     ) -> None:
-        """Digests the rows of `buffers` [slots, ...] that the armed rows may read."""
+        """Gathers the rows of `buffers` [slots, ...] that the armed rows may read; `finish` digests them."""
         recording = self._recording
         plan = self._plans.get(window)
         if plan is None:
@@ -162,31 +167,41 @@ class StateReads:
         if number is None:
             number = self._sent[window, translate is not None] = len(self._sent)
             recording.extras.append((KvSlots(number, plan.spans), slots))
-        sums, row_bytes = [], []
-        gathered = [buffer.index_select(0, slots) for _, buffer in buffers]
-        if len({(part.shape, part.dtype) for part in gathered}) == 1:
-            lanes, size = as_lanes(torch.cat(gathered), len(slots) * len(gathered))
-            sums.append(row_sums(lanes).reshape(2, len(gathered), -1))
-            row_bytes = [size] * len(gathered)
-        else:
-            for part in gathered:
-                lanes, size = as_lanes(part, len(slots))
-                sums.append(row_sums(lanes).reshape(2, 1, -1))
-                row_bytes.append(size)
-        # [halves, arguments, n]
-        seen = torch.cat(sums, dim=1) if len(sums) > 1 else sums[0]
+        lanes, row_bytes = [], []
+        for _, buffer in buffers:
+            own, size = as_lanes(buffer.index_select(0, slots), len(slots))
+            lanes.append(own)
+            row_bytes.append(size)
+        arguments = tuple(self._argument(name) for name, _ in buffers)
+        look = KvLook(operator, recording.event, arguments, tuple(row_bytes), number, False)
+        self._gathered.append((look, window, plan, lanes))
+        self._gathered_lanes += sum(own.numel() for own in lanes)
+        if self._gathered_lanes > _PENDING_LANES:
+            self.finish()
+
+    def finish(self) -> None:
+        """Digests what was gathered, layers together, and sends it with the recording."""
+        gathered, self._gathered, self._gathered_lanes = self._gathered, [], 0
+        by_width: Dict[int, List[torch.Tensor]] = {}
+        for _, _, _, lanes in gathered:
+            for own in lanes:
+                by_width.setdefault(own.shape[1], []).append(own)
+        sums = {width: iter(_summed(parts)) for width, parts in by_width.items()}
+        for look, window, plan, lanes in gathered:
+            seen = torch.stack([next(sums[own.shape[1]]) for own in lanes], dim=1)
+            self._send(look, window, plan, seen)
+
+    def _send(self, look: KvLook, window: Optional[int], plan: _Plan, seen: torch.Tensor) -> None:
+        """`seen` are the sums int64 [halves, arguments, n]."""
+        recording = self._recording
         running = torch.nn.functional.pad(torch.cumsum(seen * plan.keys[:, None, :], dim=2), (1, 0))
         read = running.index_select(2, plan.high_at) - running.index_select(2, plan.low_at)
-        arguments = tuple(self._argument(name) for name, _ in buffers)
         decode = recording.composition.mode == "decode"
-        own_rows_only = decode and seen.numel() * 8 * self._layers > _FULL_LOOK_BYTES
-        if own_rows_only:
+        if decode and seen.numel() * 8 * self._layers > _FULL_LOOK_BYTES:
             seen = seen.index_select(2, plan.high_at - 1)
-        event = recording.event
-        recording.extras.append(
-            (KvLook(operator, event, arguments, tuple(row_bytes), number, own_rows_only), seen)
-        )
-        recording.extras.append((KvRead(operator, arguments, window), read))
+            look = replace(look, own_rows_only=True)
+        recording.extras.append((look, seen))
+        recording.extras.append((KvRead(look.operator, look.arguments, window), read))
 
     def recurrent(self, operator: int, module: Any, written: bool) -> None:
         """Looks at the armed requests' recurrent slots, before or after `module`'s call."""
@@ -212,3 +227,9 @@ class StateReads:
         lanes, row_bytes = as_lanes(state.index_select(0, slots), len(slots))
         about = RecurrentLook(operator, self._recording.event, self._argument(name), row_bytes, written)
         self._recording.extras.append((about, torch.cat([slots[None], row_sums(lanes)])))
+
+
+def _summed(parts: List[torch.Tensor]) -> List[torch.Tensor]:
+    """`row_sums` of each part [n, lanes], all of one width, taken together: int64 [2, n] each."""
+    sums = row_sums(torch.cat(parts) if len(parts) > 1 else parts[0])
+    return list(torch.split(sums, [len(part) for part in parts], dim=1))

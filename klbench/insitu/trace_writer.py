@@ -3,10 +3,11 @@
     rank0-000001.safetensors   columns of what was added since the shard before; new names in its metadata
     rank0.json                 written last: {"schema", "backend", "rank", "nonce", "shards", "complete", ...}
 
-Columns are integers of the smallest type that holds them; a digest is two int64, its halves. Indices count
-from the rank's first entry, over all shards. Forwards that are alike share a *layout*, the list of their
-tensors, and carry only their digests (`packed`, `list`, `layout`: klbench/engine/packed.py unfolds them). A
-folder without `rank0.json` is a trace that was cut. `klbench/engine/traces.py` reads it.
+Columns are integers of the smallest type that holds them, or, where that is smaller, `<column>.steps`:
+[2, runs] of a difference to the number before and how often it comes in a row. A digest is two int64, its
+halves. Indices count from the rank's first entry, over all shards. Forwards that are alike share a *layout*,
+the list of their tensors, and carry only their digests (`packed`, `list`, `layout`: klbench/engine/packed.py
+unfolds them). A folder without `rank0.json` is a trace that was cut. `klbench/engine/traces.py` reads it.
 """
 
 import json
@@ -60,6 +61,18 @@ def _narrowed(values: torch.Tensor) -> torch.Tensor:
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return values.to(dtype)
     return values
+
+
+def _stored(name: str, values: torch.Tensor) -> Tuple[str, torch.Tensor]:
+    """A column as it is stored: its name there, and its numbers or its steps."""
+    plain = _narrowed(values)
+    if len(values) > 8:
+        steps = torch.diff(values, prepend=torch.zeros(1, dtype=torch.int64))
+        step, count = torch.unique_consecutive(steps, return_counts=True)
+        runs = _narrowed(torch.stack([step, count]))
+        if runs.numel() * runs.element_size() < plain.numel() * plain.element_size():
+            return f"{name}.steps", runs
+    return name, plain
 
 
 class _Names:
@@ -195,18 +208,21 @@ class TraceWriter:
         for table, columns in _COLUMNS.items():
             values = torch.tensor(self._pending[table], dtype=torch.int64).reshape(-1, len(columns))
             for index, column in enumerate(columns):
-                tensors[f"{table}_{column}"] = _narrowed(values[:, index].contiguous())
+                name, stored = _stored(f"{table}_{column}", values[:, index].contiguous())
+                tensors[name] = stored
             self._pending[table] = []
         for table, columns in _OPTIONAL_COLUMNS.items():
             if self._bulk[table]:
                 values = torch.cat(self._bulk[table])
                 for index, column in enumerate(columns):
-                    tensors[f"{table}_{column}"] = _narrowed(values[:, index].contiguous())
+                    name, stored = _stored(f"{table}_{column}", values[:, index].contiguous())
+                    tensors[name] = stored
                 self._bulk[table] = []
             if self._bulk_digests.get(table):
                 tensors[f"{table}_digest"] = torch.cat(self._bulk_digests.pop(table))
         empty = torch.empty(0, dtype=torch.int64)
-        tensors["tensor_row"] = _narrowed(torch.cat([*self._digest_rows, empty]))
+        name, stored = _stored("tensor_row", torch.cat([*self._digest_rows, empty]))
+        tensors[name] = stored
         tensors["digest"] = torch.cat([*self._digests, empty.reshape(0, 2)])
         self._digests, self._digest_rows, self._unwritten_digests = [], [], 0
         metadata = {"schema": SCHEMA}

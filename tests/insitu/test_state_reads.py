@@ -72,6 +72,7 @@ class Pool:
         recording.next_event()
         buffers = (("k", self.keys), ("v", self.values))
         looks.look(0, self.window, self.req_to_token, buffers, self.translate)
+        looks.finish()
         self.hand_over(recording, batch)
         return composition
 
