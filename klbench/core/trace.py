@@ -82,11 +82,15 @@ class Operator:
     @property
     def layer(self) -> int | None:
         """The layer number in the path, None outside the layers."""
-        parts = self.module.split(".")
-        for before, part in itertools.pairwise(parts):
-            if before in ("layers", "blocks", "h") and part.isdigit():
-                return int(part)
-        return None
+        return layer_of(self.module)
+
+
+def layer_of(module: str) -> int | None:
+    """The layer number in a module's path, None outside the layers."""
+    for before, part in itertools.pairwise(module.split(".")):
+        if before in ("layers", "blocks", "h") and part.isdigit():
+            return int(part)
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

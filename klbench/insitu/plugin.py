@@ -223,9 +223,10 @@ def _install(context: Context) -> None:
             from . import faults
 
             context.when_model_is_loaded(lambda runner, ctx: faults.plant(armed, runner, ctx))
-    # Capture is a part of its own that a trimmed copy may lack; if it is there, its errors are errors.
-    if importlib.util.find_spec(".capture", __package__) is not None:
-        importlib.import_module(".capture", __package__).install(context)
+    # Parts of their own that a trimmed copy may lack; if they are there, their errors are errors.
+    for part in (".capture", ".replay"):
+        if importlib.util.find_spec(part, __package__) is not None:
+            importlib.import_module(part, __package__).install(context)
     if context.may_hold_a_model:
         _hook_model_load(context)
 
