@@ -3,30 +3,32 @@
     >>> verdict = diagnose(results, columns, server)
     >>> verdict["status"], verdict["conditions"], verdict["grade"]
     ('found', ['different_function'], 'probable')
+    >>> [h["code"] for h in verdict["hypotheses"]]
+    ['wrong_restore', 'few_row_extend', 'race']
 
 The verdict is the object of klbench.run/1. Two conditions make prefill and decode equal, batch invariance and
-the same function of the same state; a run alone can make one of them probable, never confirmed. What a run
-did not exercise is part of its evidence.
+the same function of the same state; a run alone can make one of them probable, never confirmed: findings of
+`klbench locate` and experiments do that. What a run did not exercise is part of its evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.core.exercised import what_was_exercised
+from klbench.core.explanations import explain
+from klbench.core.hypotheses import Hypothesis, conditions_of, next_step, rank
 from klbench.core.kl import HelperSummary, summarise
-from klbench.core.signature import Signature, read_signature
-from klbench.core.thresholds import USUAL_REQUESTS, USUAL_TOKENS
+from klbench.core.scene import Scene, make_scene
+from klbench.core.settled import settle
+from klbench.core.signature import PathReading, Signature, read_signature
+from klbench.core.statistics import sample_warning
 
-BATCH_INVARIANCE = "batch_invariance"
-DIFFERENT_FUNCTION = "different_function"
-
-_ROUNDING_MEDIAN_NATS = 0.02
-_ROUNDING_MAX_NATS = 1.0
-"""Rounding makes small differences without a huge tail; wrong state or a wrong mask need not."""
+_SHOWN_STEPS = 3
+"""A verdict proposes so many deciding experiments at most; each hypothesis names its own."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _Verdict:
     grade: str = "unknown"
     evidence: list[dict[str, Any]] = field(default_factory=list)
     next: list[dict[str, Any]] = field(default_factory=list)
+    hypotheses: list[dict[str, Any]] = field(default_factory=list)
 
     def because(self, code: str, text: str, **values: Any) -> None:
         self.evidence.append({"code": code, "text": text, "values": values})
@@ -52,6 +55,7 @@ class _Verdict:
             "grade": self.grade,
             "evidence": self.evidence,
             "next": self.next,
+            "hypotheses": self.hypotheses,
         }
 
 
@@ -77,37 +81,43 @@ def diagnose(
     results: Mapping[HelperName, Mapping[str, Any]],
     columns: Mapping[HelperName, HelperColumns],
     server: Mapping[str, Any],
+    *,
+    findings: Sequence[Mapping[str, Any]] = (),
+    experiments: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The verdict on a run: `results` and `columns` of its helpers, `server` as in klbench.run/1."""
+    """The verdict on a run: `results` and `columns` of its helpers, `server` as in klbench.run/1.
+
+    `findings` are those of klbench.locate/1 on this run, `experiments` outcomes as passes.Outcome has them.
+    """
     summaries = {helper: summarise(part) for helper, part in columns.items()}
-    moduli = {
-        name: value
-        for name in ("page_size", "chunked_prefill_size", "sliding_window")
-        if isinstance(value := server.get(name), int) and value > 1
-    }
     signatures = [
-        read_signature(columns[helper], summaries[helper], moduli=moduli)
-        for helper in HELPERS
-        if helper in columns
+        read_signature(columns[helper], summaries[helper], server) for helper in HELPERS if helper in columns
     ]
     verdict = _Verdict()
     first = first_divergent(results, summaries)
     if first is None:
         _without_divergence(verdict, results)
     else:
-        _with_divergence(verdict, signatures, server)
+        scene = make_scene(signatures, summaries, server)
+        _with_divergence(verdict, scene, rank(settle(explain(scene), scene, findings, experiments)))
         helper, request = first
-        verdict.next.insert(
-            0,
-            {
-                "code": "locate",
-                "text": f"locate the origin: {helper}, request {request}",
-                "values": {"helper": helper, "request": request},
-            },
-        )
+        if not findings:
+            verdict.next.insert(
+                0,
+                {
+                    "code": "locate",
+                    "text": f"locate the origin: {helper}, request {request}",
+                    "values": {"helper": helper, "request": request},
+                },
+            )
     _helper_lines(verdict, results)
     if first is not None:
         _describe(verdict, signatures)
+    for signature in signatures:
+        _about_prompts(verdict, signature)
+    for outcome in experiments:
+        name = outcome.get("name")
+        verdict.because(f"experiment_{name}", str(outcome.get("text") or ""), outcome=outcome.get("outcome"))
     for item in what_was_exercised(columns, server):
         verdict.because(item.code, item.text, **item.values)
         if item.advice is not None:
@@ -142,106 +152,85 @@ def _without_divergence(verdict: _Verdict, results: Mapping[HelperName, Mapping[
         verdict.then("run", "run the three helpers")
 
 
-def _with_divergence(verdict: _Verdict, signatures: list[Signature], server: Mapping[str, Any]) -> None:
+def _with_divergence(verdict: _Verdict, scene: Scene, ranked: Sequence[Hypothesis]) -> None:
+    """The conditions of the best hypotheses, their evidence, and the experiments that would decide."""
     verdict.status = "found"
-    cold, cold_dirty = sum(s.cold for s in signatures), sum(s.cold_dirty for s in signatures)
-    hit, hit_dirty = sum(s.hit for s in signatures), sum(s.hit_dirty for s in signatures)
-    counts = {"cold": cold, "cold_dirty": cold_dirty, "hit": hit, "hit_dirty": hit_dirty}
-    if server.get("deterministic") is False:
-        verdict.conditions, verdict.grade = [BATCH_INVARIANCE], "probable"
+    verdict.conditions, verdict.grade = conditions_of(ranked)
+    verdict.hypotheses = [hypothesis.as_dict(scene.server) for hypothesis in ranked]
+    if not ranked:
+        return
+    leading = [h for h in ranked if h.grade == verdict.grade]
+    shown: set[str] = set()
+    if verdict.grade == "unknown":
+        _why_open(verdict, scene)
+        shown = {item["code"] for item in verdict.evidence}
+    for hypothesis in leading[: 1 if verdict.grade == "unknown" else len(leading)]:
+        for fact in hypothesis.speaks_for:
+            if fact.code not in shown:
+                shown.add(fact.code)
+                verdict.because(fact.code, fact.text, **fact.values)
+    best = ranked[0]
+    for fact in best.speaks_against:
+        if fact.code not in shown:
+            shown.add(fact.code)
+            verdict.because(fact.code, f"against it: {fact.text}", **fact.values)
+    if best.code == "wrong_restore" and best.grade != "confirmed":
+        _equal_rows_undecided(verdict, ranked)
+    if scene.cold.dirty and scene.hit.dirty and "hits_much_larger" not in shown:
         verdict.because(
-            "not_deterministic",
-            "the server runs without deterministic inference: its operators may round differently with every "
-            "batch, and that noise hides everything else",
-            **counts,
+            "condition_2_hidden",
+            "cold requests diverge, too, so a smaller fault of what hits restore would be hidden: it is "
+            "judged "
+            "when cold requests are clean",
+            **scene.counts,
         )
-        verdict.then(
-            "deterministic",
-            "settle condition 1 first: start the server with --enable-deterministic-inference",
-        )
-    elif hit_dirty and cold and not cold_dirty:
-        verdict.conditions, verdict.grade = [DIFFERENT_FUNCTION], "probable"
-        verdict.because(
-            "hits_only",
-            f"only requests that restored a cached prefix diverge ({hit_dirty} of {hit}; none of {cold} cold "
-            "ones): the restored state is suspected",
-            **counts,
-        )
-        verdict.because(
-            "equal_m_undecided",
-            "extends of few rows happen on hits only, so arithmetic that depends on the number of rows would "
-            "look the same until equal row counts are compared",
-        )
-        verdict.then(
-            "equal_m",
-            "compare the same token as decode and as a one-token extend on the same cached prefix: the row "
-            "counts are equal, so what still differs is state and not rounding",
-        )
-    elif hit_dirty and not cold:
-        verdict.conditions = [BATCH_INVARIANCE, DIFFERENT_FUNCTION]
+    steps: list[str] = []
+    for hypothesis in ranked:
+        if hypothesis.grade == "confirmed":
+            continue
+        worth = hypothesis.grade == "probable" or bool(hypothesis.speaks_for) or hypothesis.weight >= 30
+        if worth and hypothesis.next != "locate" and hypothesis.next not in steps:
+            steps.append(hypothesis.next)
+    for code in steps[:_SHOWN_STEPS]:
+        verdict.next.append(next_step(code, scene.server))
+
+
+def _why_open(verdict: _Verdict, scene: Scene) -> None:
+    """What leaves both conditions open."""
+    counts = scene.counts
+    if not scene.cold.requests:
         verdict.because(
             "no_cold_control",
-            f"{hit_dirty} of {hit} requests that restored a prefix diverge, and no cold request was compared",
+            f"{counts['hit_dirty']} of {counts['hit']} requests that restored a prefix diverge, and no cold "
+            "request was compared",
             **counts,
         )
-        verdict.then("run_match", "run match, whose requests restore nothing", helper="match")
-    else:
-        _with_cold_divergence(verdict, signatures, server, counts)
+        return
+    if scene.cold.dirty:
+        verdict.because(
+            "cold_dirty",
+            f"requests that restored nothing diverge ({counts['cold_dirty']} of {counts['cold']}): decode "
+            "and "
+            "prefill disagree on the same tokens without any restore",
+            **counts,
+        )
+    verdict.because(
+        "both_remain",
+        "rounding that depends on the batch, and a wrong mask, window, position or state, both remain "
+        "possible",
+    )
 
 
-def _with_cold_divergence(
-    verdict: _Verdict, signatures: list[Signature], server: Mapping[str, Any], counts: dict[str, int]
-) -> None:
-    """Requests without a restore diverge: arithmetic, or a mask, window, position or definition."""
-    dirty = [s for s in signatures if s.cold_dirty]
-    shapes = {s.where for s in dirty}
-    text = (
-        f"requests that restored nothing diverge ({counts['cold_dirty']} of {counts['cold']}): decode and "
-        "prefill disagree on the same tokens without any restore"
-    )
-    if shapes == {"constant_offset"}:
-        verdict.conditions, verdict.grade = [DIFFERENT_FUNCTION], "probable"
-        offset = dirty[0].first_offset
-        verdict.because("cold_dirty", text, **counts)
-        verdict.because(
-            "constant_offset",
-            f"each of them begins at offset {offset[0] if offset else 0}, whatever the prompt's length: "
-            "something changes after a fixed number of decode steps; rounding would not wait",
-            offset=offset[0] if offset else None,
-        )
+def _equal_rows_undecided(verdict: _Verdict, ranked: Sequence[Hypothesis]) -> None:
+    rival = next((h for h in ranked if h.code == "few_row_extend"), None)
+    if rival is None:
         return
-    if shapes == {"constant_position"}:
-        verdict.conditions = [BATCH_INVARIANCE, DIFFERENT_FUNCTION]
-        position = dirty[0].first_position
-        verdict.because("cold_dirty", text, **counts)
-        verdict.because(
-            "constant_position",
-            f"each of them begins at position {position[0] if position else 0}: the edge of a tile "
-            "(arithmetic) or of a window (mask)",
-            position=position[0] if position else None,
-        )
-        verdict.then("pad", "pad the prompts by a few tokens: an edge of a tile or window stays where it is")
-        return
-    verdict.because("cold_dirty", text, **counts)
-    small = all(
-        s.median_abs_nats <= _ROUNDING_MEDIAN_NATS and s.max_abs_nats <= _ROUNDING_MAX_NATS for s in dirty
+    verdict.because(
+        "equal_m_undecided",
+        "extends of few rows happen on hits only, so arithmetic that depends on the number of rows would "
+        "look "
+        "the same until equal row counts are compared",
     )
-    early = shapes <= {"from_first_token", "mixed"}
-    if early and small and server.get("sliding_window") is None:
-        verdict.conditions, verdict.grade = [BATCH_INVARIANCE], "probable"
-        verdict.because(
-            "small_from_the_start",
-            "the differences are small and begin with the first decoded tokens, as rounding that depends on "
-            "the number of rows does; a wrong position or mask of small effect would look alike",
-        )
-    else:
-        verdict.conditions = [BATCH_INVARIANCE, DIFFERENT_FUNCTION]
-        verdict.because(
-            "both_remain",
-            "rounding that depends on the batch, and a wrong mask, window, position or definition of the "
-            "logprob, both remain possible",
-        )
-    verdict.then("census", "call each operator alone at several row counts to see which one is not invariant")
 
 
 def _helper_lines(verdict: _Verdict, results: Mapping[HelperName, Mapping[str, Any]]) -> None:
@@ -266,46 +255,79 @@ def _helper_lines(verdict: _Verdict, results: Mapping[HelperName, Mapping[str, A
         )
 
 
-def _describe(verdict: _Verdict, signatures: list[Signature]) -> None:
+def _describe(verdict: _Verdict, signatures: Sequence[Signature]) -> None:
     for signature in signatures:
-        if not signature.dirty:
+        whole = signature.whole
+        if whole.readings is None:
             continue
-        first, position = signature.first_offset, signature.first_position
-        if first is None or position is None:
-            continue
-        verdict.because(
-            "where",
-            f"{signature.helper}: {signature.dirty} requests, first divergence at offset {_span(first)}, "
-            f"position {_span(position)}; {signature.contiguous_fraction:.0%} of the tokens from there on "
-            f"differ, median {signature.median_abs_nats:.2g}, largest {signature.max_abs_nats:.2g} nats",
-            helper=signature.helper,
-            where=signature.where,
-            first_offset=list(first),
-            first_position=list(position),
-            contiguous_fraction=signature.contiguous_fraction,
-        )
-        if signature.before_decode and signature.hit_dirty:
-            verdict.because(
-                "before_decode",
-                f"{signature.helper}: in {signature.before_decode} requests the first generated token, which "
-                "an extend computes, already differs: something was wrong before decode began",
-                helper=signature.helper,
-                requests=signature.before_decode,
-            )
+        _where(verdict, signature.helper, whole)
         for residue in signature.residues[:3]:
             verdict.because(
                 "residue",
                 f"{signature.helper}: {residue.sentence} (by chance: {residue.chance:.1g})",
                 helper=signature.helper,
-                quantity=residue.quantity,
-                modulus=residue.modulus,
-                residue=residue.residue,
-                chance=residue.chance,
+                **residue.values,
             )
+        for split in signature.splits[:2]:
+            verdict.because("split", f"{signature.helper}: {split.sentence}", **split.values)
+        if signature.place is not None:
+            verdict.because(
+                "place",
+                f"{signature.helper}: {signature.place.sentence} (by chance: {signature.place.chance:.1g})",
+                helper=signature.helper,
+                kind=signature.place.kind,
+            )
+
+
+def _where(verdict: _Verdict, helper: str, whole: PathReading) -> None:
+    """The three readings of the first divergence, and its shape."""
+    readings = whole.readings
+    assert readings is not None
+    said = (
+        f"{helper}: {whole.dirty} requests, first divergence at offset {_span(readings.offset)}, position "
+        f"{_span(readings.position)}"
+    )
+    if readings.from_cached is not None:
+        said += f", {_span(readings.from_cached)} tokens after the cached prefix"
+    verdict.because(
+        "where",
+        f"{said}; {whole.contiguous_fraction:.0%} of the tokens from there on differ ({whole.shape}), median "
+        f"{whole.median_abs_nats:.2g}, largest {whole.max_abs_nats:.2g} nats",
+        helper=helper,
+        where=whole.where,
+        shape=whole.shape,
+        first_offset=list(readings.offset),
+        first_position=list(readings.position),
+        from_cached=None if readings.from_cached is None else list(readings.from_cached),
+        contiguous_fraction=whole.contiguous_fraction,
+    )
 
 
 def _span(values: tuple[int, int]) -> str:
     return str(values[0]) if values[0] == values[1] else f"{values[0]} to {values[1]}"
+
+
+def _about_prompts(verdict: _Verdict, signature: Signature) -> None:
+    sharing = signature.sharing
+    hits = signature.hit.requests
+    if signature.helper == "match" and hits:
+        verdict.because(
+            "match_hits",
+            f"match: {hits} requests restored a prefix, because {sharing.sharing} prompts share one of up to "
+            f"{sharing.longest} tokens with another: judge them as hits",
+            hits=hits,
+            sharing=sharing.sharing,
+            longest=sharing.longest,
+        )
+    if signature.scoring_hits:
+        verdict.because(
+            "scoring_not_cold",
+            f"{signature.helper}: {signature.scoring_hits} requests restored a prefix in the scoring arm, "
+            "too: "
+            "what both arms restored alike cannot differ",
+            helper=signature.helper,
+            requests=signature.scoring_hits,
+        )
 
 
 def _sample_size(
@@ -313,14 +335,14 @@ def _sample_size(
     results: Mapping[HelperName, Mapping[str, Any]],
     columns: Mapping[HelperName, HelperColumns],
 ) -> None:
-    requests = min((part.requests for part in columns.values()), default=0)
-    output = min((int(part.output_len.max(initial=0)) for part in columns.values()), default=0)
-    if columns and (requests < USUAL_REQUESTS or output < USUAL_TOKENS):
-        verdict.because(
-            "few_samples",
-            f"{requests} requests of {output} tokens; sglang measures {USUAL_REQUESTS} of {USUAL_TOKENS}, "
-            "and fewer can miss a rare divergence",
-            requests=requests,
-            tokens_each=output,
-            helpers=list(results),
-        )
+    warnings = [(part, said) for part in columns.values() if (said := sample_warning(part)) is not None]
+    if not warnings:
+        return
+    part, said = min(warnings, key=lambda item: (item[0].requests, int(item[0].output_len.max(initial=0))))
+    verdict.because(
+        "few_samples",
+        said,
+        requests=part.requests,
+        tokens_each=int(part.output_len.max(initial=0)),
+        helpers=list(results),
+    )

@@ -1,0 +1,346 @@
+"""The experiments that tell the explanations of a divergence apart: what each asks, costs and concludes.
+
+    plan = make_plan(["repeats", "page_size"], server, helper="match", launch_s=41.0, pass_s=8.0)
+    plan.launches, plan.estimate_s                          # 3, 171.0
+    outcome = read_toggle("page_size", base, changed, ...)
+
+An experiment makes *passes* of one helper on one or more *configurations* of the server. Invariants: logprobs
+are compared bit for bit, token by token, and only between arms of equal batch composition; a setting that was
+asked for and is not in force is reported as such and concludes nothing; what cannot be done here says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PAGE_SIZES = (1, 16, 64)
+REPEATS = 5
+RELAUNCH_ASKS_S = 60.0
+"""A plan whose relaunches take longer than this is agreed to first."""
+
+SAME, DIFFERS, VANISHED, MOVED = "same_bits", "differs", "vanished", "moved"
+NOT_POSSIBLE, NO_EFFECT, NOT_COMPARABLE = "not_possible", "no_effect", "not_comparable"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """`outcomes` says what each would mean, before it is made; `passes` are beside the base."""
+
+    name: str
+    title: str
+    question: str
+    outcomes: Mapping[str, str]
+    passes: int = 1
+    relaunches: bool = False
+
+
+CATALOGUE: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "repeats",
+            "the same run again",
+            "does the server repeat itself, bit for bit?",
+            {
+                SAME: "no race showed in so many repeats; the divergence is logic or arithmetic",
+                DIFFERS: "equal batches gave other bits: a race, uninitialised memory, or a random algorithm",
+                NOT_COMPARABLE: "the batches were put together otherwise, so nothing was compared",
+            },
+            passes=REPEATS,
+        ),
+        Experiment(
+            "alone",
+            "one request alone against its batch",
+            "does the divergence of a request need the other requests?",
+            {
+                SAME: "the request diverges alone, with the same bits: its batch has no part in it",
+                DIFFERS: "it diverges alone, with other bits: the number of rows has a part, but not all "
+                "of it",
+                VANISHED: "alone it does not diverge: the number of rows, or its place in the batch, decides",
+            },
+        ),
+        Experiment(
+            "equal_m",
+            "the same token as decode and as a one-token extend on the same cached prefix",
+            "do decode and a one-token extend agree when both have the same rows and the same K/V?",
+            {
+                SAME: "with equal row counts and the same state both agree: what differs in the run is "
+                "arithmetic "
+                "that depends on the number of rows",
+                DIFFERS: "with equal row counts and the same cached tokens they still differ: decode and "
+                "extend do "
+                "not compute the same function",
+            },
+        ),
+        Experiment(
+            "wide_restore",
+            "restore only the first part of each prompt",
+            "do hits still diverge when the rest of the prompt is as many rows as a cold prefill has?",
+            {
+                DIFFERS: "a restored prefix diverges also under a wide extend: the restored state is wrong",
+                VANISHED: "with many rows the hits are clean: arithmetic of extends of few rows, not the "
+                "restore, "
+                "unless only the end of a longer prefix is restored wrongly",
+            },
+        ),
+        Experiment(
+            "pad",
+            "prompts of a chosen residue",
+            "does the divergence follow the residue that was found, as predicted?",
+            {
+                MOVED: "the requests that were predicted diverge, and only they: the residue is the trigger",
+                SAME: "the same requests diverge whatever their residue: it was not the trigger",
+                DIFFERS: "other requests diverge than predicted: the trigger is something else",
+            },
+        ),
+        Experiment(
+            "page_size",
+            "other page sizes of the K/V cache",
+            "does the divergence move with the page grid?",
+            {
+                SAME: "bit-identical at all page sizes: no fault of pages or restore; a tile of a kernel "
+                "stays, too",
+                MOVED: "the divergence moves with the page grid: state that is kept by pages",
+                VANISHED: "at another page size nothing diverges: the page grid has a part in it",
+            },
+            passes=len(PAGE_SIZES) - 1,
+            relaunches=True,
+        ),
+        Experiment(
+            "overlap",
+            "the overlap scheduler off (or on)",
+            "does the scheduler's overlap have a part in it?",
+            {
+                SAME: "bit-identical: the overlap has no part in it",
+                VANISHED: "without the overlap nothing diverges: work of the scheduler reaches a forward "
+                "in flight",
+                MOVED: "other requests diverge: the overlap has a part in it",
+            },
+            relaunches=True,
+        ),
+        Experiment(
+            "graphs",
+            "CUDA graphs off (or on)",
+            "does the replay of CUDA graphs have a part in it?",
+            {
+                SAME: "bit-identical with and without graphs: capture will see the divergence",
+                VANISHED: "it lives only with graphs on, where no hook sees it: use the state probe",
+                MOVED: "other requests diverge: graphs have a part in it",
+            },
+            relaunches=True,
+        ),
+        Experiment(
+            "chunk_size",
+            "another size of prefill chunks",
+            "does the divergence move with the boundaries of prefill chunks?",
+            {
+                SAME: "bit-identical: chunk boundaries have no part in it",
+                MOVED: "it moves with the chunk boundaries",
+                VANISHED: "without those boundaries nothing diverges",
+            },
+            relaunches=True,
+        ),
+        Experiment(
+            "kv_dtype",
+            "K/V cache in the model's own dtype",
+            "does the quantised K/V cache have a part in it?",
+            {
+                VANISHED: "with K/V in the model's dtype nothing diverges: the quantised path is not "
+                "batch-invariant",
+                SAME: "the quantised K/V cache has no part in it",
+                MOVED: "the quantised K/V cache has a part, but not all of it",
+            },
+            relaunches=True,
+        ),
+        Experiment(
+            "tp",
+            "another number of tensor-parallel ranks",
+            "does the sum over ranks have a part in it?",
+            {
+                VANISHED: "on one rank nothing diverges: the reduction between ranks depends on the batch",
+                MOVED: "other requests diverge: sharded operators or their reduction have a part in it",
+                SAME: "bit-identical: the ranks have no part in it",
+            },
+            relaunches=True,
+        ),
+        Experiment(
+            "checkpoint_strategy",
+            "the other strategy for checkpoints of recurrent state",
+            "does keeping conv and SSM state in the cache have a part in it?",
+            {
+                VANISHED: "with the other strategy nothing diverges: checkpoints are written or restored "
+                "wrongly",
+                MOVED: "the divergence moves with the checkpoints",
+                SAME: "bit-identical: the checkpoint strategy has no part in it",
+            },
+            relaunches=True,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """How the server is started for some passes: `flags` beside its own, () for the original one. `expect` is
+    what the server must say of itself, {field of the `server` object: value}."""
+
+    flags: tuple[str, ...] = ()
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+    """Options of the user's own arguments that would contradict the flags."""
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.flags) or ("without " + " ".join(self.remove) if self.remove else "as it is")
+
+
+AS_IT_IS = Configuration()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The passes of one experiment under one configuration."""
+
+    experiment: str
+    configuration: Configuration
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in the order in which they are made, grouped by configuration. `impossible`: name -> reason."""
+
+    steps: tuple[Step, ...]
+    impossible: Mapping[str, str]
+    launches: int
+    """Starts of a server beyond the one that runs."""
+    estimate_s: float | None
+    """None where a launch or a pass was never measured."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "steps": [
+                {
+                    "experiment": step.experiment,
+                    "configuration": step.configuration.name,
+                    "passes": step.passes,
+                }
+                for step in self.steps
+            ],
+            "impossible": dict(self.impossible),
+            "launches": self.launches,
+            "estimate_s": self.estimate_s,
+        }
+
+
+def why_not(name: str, server: Mapping[str, Any], helper: str | None = None) -> str | None:
+    """Why the experiment cannot be made on this server, or None."""
+    if name in ("equal_m", "wide_restore") and server.get("radix_cache") is False:
+        return "the radix cache is off: there is no cached prefix to extend"
+    if name == "equal_m" and (server.get("page_size") or 1) > 1:
+        page = server["page_size"]
+        return (
+            f"with pages of {page} tokens a one-token extend exists only at lengths = 1 mod {page}; "
+            "it is made at page size 1"
+        )
+    if name == "wide_restore" and helper == "match":
+        return "requests of match restore nothing"
+    if name == "page_size" and server.get("radix_cache") is False and helper != "match":
+        return "the radix cache is off: nothing is restored by pages"
+    if name == "graphs" and server.get("device") == "cpu":
+        return "a CPU server replays no CUDA graphs: there is nothing to switch"
+    if name == "tp" and server.get("device") == "cpu":
+        return "a CPU server has one rank; tensor parallelism needs several GPUs"
+    if name == "checkpoint_strategy" and not server.get("recurrent_state"):
+        return "the model has no conv or SSM state that would be kept in checkpoints"
+    if name == "kv_dtype" and not quantised_kv(server):
+        return "the K/V cache is not quantised"
+    if name == "overlap" and server.get("overlap") is None:
+        return "the server does not say whether its scheduler overlaps"
+    return None
+
+
+def quantised_kv(server: Mapping[str, Any]) -> bool:
+    return any(word in str(server.get("kv_cache_dtype") or "") for word in ("fp8", "float8", "fp4", "int8"))
+
+
+def configurations(name: str, server: Mapping[str, Any]) -> tuple[Configuration, ...]:
+    """The configurations, beside the server as it is, in which the experiment makes its passes."""
+    match name:
+        case "page_size":
+            present = server.get("page_size") or 1
+            sizes = [size for size in PAGE_SIZES if size != present][: CATALOGUE[name].passes]
+            return tuple(
+                Configuration(("--page-size", str(size)), {"page_size": size}, ("--page-size",))
+                for size in sizes
+            )
+        case "overlap":
+            flag = "--disable-overlap-schedule"
+            if server.get("overlap"):
+                return (Configuration((flag,), {"overlap": False}),)
+            return (Configuration((), {"overlap": True}, (flag,)),)
+        case "graphs":
+            flag = "--disable-cuda-graph"
+            if server.get("cuda_graphs"):
+                return (Configuration((flag,), {"cuda_graphs": False}),)
+            return (Configuration((), {"cuda_graphs": True}, (flag,)),)
+        case "chunk_size":
+            size = 128 if (server.get("chunked_prefill_size") or 0) != 128 else 512
+            flag = "--chunked-prefill-size"
+            return (Configuration((flag, str(size)), {"chunked_prefill_size": size}, (flag,)),)
+        case "kv_dtype":
+            return (Configuration(("--kv-cache-dtype", "auto"), {}, ("--kv-cache-dtype",)),)
+        case "tp":
+            size = 1 if (server.get("tp_size") or 1) > 1 else 2
+            flags = ("--tp-size", str(size))
+            return (Configuration(flags, {"tp_size": size}, ("--tp", "--tp-size", "--tensor-parallel-size")),)
+    return ()
+
+
+def make_plan(
+    names: Sequence[str],
+    server: Mapping[str, Any],
+    *,
+    helper: str | None = None,
+    launch_s: float | None = None,
+    pass_s: float | None = None,
+) -> Plan:
+    """The passes for some experiments, so that each configuration is started once.
+
+    What the server as it is can do comes first; the original configuration is not started again afterwards.
+    """
+    impossible = {name: reason for name in names if (reason := why_not(name, server, helper)) is not None}
+    steps: list[Step] = []
+    grouped: dict[str, list[Step]] = {}
+    for name in names:
+        if name in impossible:
+            continue
+        experiment = CATALOGUE[name]
+        if not experiment.relaunches:
+            steps.append(Step(name, AS_IT_IS, experiment.passes))
+            continue
+        for configuration in configurations(name, server):
+            grouped.setdefault(configuration.name, []).append(Step(name, configuration, 1))
+    ordered = [*steps, *(step for group in grouped.values() for step in group)]
+    passes = sum(step.passes for step in ordered)
+    estimate = None
+    if pass_s is not None and (launch_s is not None or not grouped):
+        estimate = passes * pass_s + len(grouped) * (launch_s or 0.0)
+    return Plan(tuple(ordered), impossible, len(grouped), estimate)
+
+
+def cost(name: str, server: Mapping[str, Any]) -> dict[str, int]:
+    """What the experiment takes: starts of a server and runs of the helper."""
+    plan = make_plan([name], server)
+    return {"launches": plan.launches, "passes": sum(step.passes for step in plan.steps)}
+
+
+def cost_words(costs: Mapping[str, int]) -> str:
+    """That in words."""
+    launches, passes = costs["launches"], costs["passes"]
+    runs = f"{passes} {'run' if passes == 1 else 'runs'} of the helper"
+    if not launches:
+        return f"{runs}, no relaunch"
+    return f"{runs}, {launches} {'relaunch' if launches == 1 else 'relaunches'}"

@@ -1,0 +1,195 @@
+"""Two passes of one helper side by side: do their bits agree, and if not, does the divergence move?
+
+Invariants: logprobs are compared per token, as float32 bits, and only up to where both passes generated the
+same tokens; arms whose batches were not put together alike are never called equal or different; the bound on
+a race says how often it would have been missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from klbench.core.columns import HelperColumns
+from klbench.core.experiments import (
+    CATALOGUE,
+    DIFFERS,
+    MOVED,
+    NO_EFFECT,
+    NOT_COMPARABLE,
+    SAME,
+    VANISHED,
+)
+from klbench.core.kl import summarise
+
+_MISSED = 0.05
+"""The bound on a flip rate holds with 95 % confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one experiment found: `outcome` is one of the experiment's, `text` says it with its numbers."""
+
+    name: str
+    outcome: str
+    text: str
+    values: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "outcome": self.outcome, "text": self.text, "values": dict(self.values)}
+
+
+@dataclass(frozen=True, slots=True)
+class PassDifference:
+    """How pass B differs from pass A over `tokens` shared tokens. `first`: (request, offset) of the first
+    difference in either arm. `shortened` requests generated other tokens from somewhere on."""
+
+    tokens: int
+    decode: int
+    prefill: int
+    shortened: int
+    first: tuple[int, int] | None
+
+    @property
+    def equal(self) -> bool:
+        return not (self.decode or self.prefill or self.shortened)
+
+
+def compare_passes(a: HelperColumns, b: HelperColumns) -> PassDifference:
+    """Compares the two arms of each request bit for bit. The passes must have the same requests."""
+    tokens = decode = prefill = shortened = 0
+    first: tuple[int, int] | None = None
+    bits = [(part.decode_nats.view(np.uint32), part.prefill_nats.view(np.uint32)) for part in (a, b)]
+    for request in range(min(a.requests, b.requests)):
+        one, other = a.tokens_of(request), b.tokens_of(request)
+        count = min(one.stop - one.start, other.stop - other.start)
+        same_ids = a.token_id[one][:count] == b.token_id[other][:count]
+        # The token at which two generations part is the last whose logprobs speak of the same context.
+        shared = count if bool(same_ids.all()) else int((~same_ids).argmax())
+        lengths_differ = one.stop - one.start != other.stop - other.start
+        shortened += int(shared < count or lengths_differ)
+        decode_differs = bits[0][0][one][:shared] != bits[1][0][other][:shared]
+        # A scoring arm scores the tokens of its own pass: later ones do not change earlier scores.
+        prefill_differs = bits[0][1][one][:shared] != bits[1][1][other][:shared]
+        either = decode_differs | prefill_differs
+        tokens += shared
+        decode += int(np.count_nonzero(decode_differs))
+        prefill += int(np.count_nonzero(prefill_differs))
+        if first is None and (bool(either.any()) or shared < count):
+            first = request, int(either.argmax()) if bool(either.any()) else shared
+    return PassDifference(tokens, decode, prefill, shortened, first)
+
+
+def same_prompts(a: HelperColumns, b: HelperColumns) -> bool:
+    """Whether both passes asked the same, request by request, with the same cached tokens."""
+    return (
+        a.helper == b.helper
+        and np.array_equal(a.prompt_start, b.prompt_start)
+        and np.array_equal(a.prompt_ids, b.prompt_ids)
+        and np.array_equal(a.cached_generation, b.cached_generation)
+        and np.array_equal(a.cached_scoring, b.cached_scoring)
+    )
+
+
+def flip_rate_bound(repeats: int) -> float:
+    """The largest rate, per pass, of a race that `repeats` equal passes leave possible at 95 %.
+
+    A race of rate p stays unseen in R passes with probability (1 - p)^R; that is 5 % at p = 1 - 0.05^(1/R).
+    """
+    return float(1.0 - _MISSED ** (1.0 / repeats)) if repeats > 0 else 1.0
+
+
+def read_repeats(
+    base: HelperColumns, again: Sequence[HelperColumns], composed_equally: Sequence[bool]
+) -> Outcome:
+    """The outcome of `repeats`: `composed_equally[i]` says whether pass i had the batches of the base."""
+    comparable = [
+        part
+        for part, equally in zip(again, composed_equally, strict=True)
+        if equally and same_prompts(base, part)
+    ]
+    values: dict[str, Any] = {"passes": len(again), "compared": len(comparable)}
+    if not comparable:
+        text = "no repeat had the batches of the first run, so no bits were compared"
+        return Outcome("repeats", NOT_COMPARABLE, text, values)
+    differences = [compare_passes(base, part) for part in comparable]
+    moved = sum(not difference.equal for difference in differences)
+    values["differing"] = moved
+    if moved:
+        worst = max(differences, key=lambda d: (d.decode + d.prefill, d.shortened))
+        values |= {"decode_tokens": worst.decode, "prefill_tokens": worst.prefill}
+        values["first"] = list(worst.first) if worst.first is not None else None
+        text = (
+            f"{moved} of {len(comparable)} repeats with equal batches gave other bits: {worst.decode} "
+            "decode and "
+            f"{worst.prefill} prefill logprobs of {worst.tokens} tokens"
+        )
+        return Outcome("repeats", DIFFERS, text, values)
+    bound = flip_rate_bound(len(comparable))
+    values["flip_rate_below"] = bound
+    text = (
+        f"{len(comparable)} repeats with equal batches are bit-identical; a race of more than {bound:.0%} "
+        "a run "
+        "is excluded (95 %), a rarer one is not"
+    )
+    return Outcome("repeats", SAME, text, values)
+
+
+def read_toggle(
+    name: str,
+    base: HelperColumns,
+    changed: HelperColumns,
+    *,
+    setting: str,
+    asked: Mapping[str, Any],
+    in_force: Mapping[str, Any],
+    composed_equally: bool,
+) -> Outcome:
+    """The outcome of a change that should not matter: `asked` against what the server says is `in_force`."""
+    values: dict[str, Any] = {"setting": setting, "asked": dict(asked), "composed_equally": composed_equally}
+    ignored = {key: in_force.get(key) for key, value in asked.items() if in_force.get(key) != value}
+    if ignored:
+        values["in_force"] = ignored
+        said = ", ".join(f"{key} is {value!r}" for key, value in ignored.items())
+        return Outcome(name, NO_EFFECT, f"{setting} did not take effect: {said}", values)
+    before, after = summarise(base), summarise(changed)
+    dirty_before, dirty_after = before.divergent_tokens > 0, after.divergent_tokens > 0
+    values |= {"divergent_before": int(dirty_before.sum()), "divergent_after": int(dirty_after.sum())}
+    if dirty_before.any() and not dirty_after.any():
+        if not after.tokens:
+            return Outcome(name, NOT_COMPARABLE, f"with {setting} nothing could be compared", values)
+        return Outcome(name, VANISHED, f"with {setting} nothing diverges", values)
+    same_requests = np.array_equal(dirty_before, dirty_after)
+    if same_requests and np.array_equal(before.first_offset, after.first_offset):
+        difference = compare_passes(base, changed)
+        values |= {"decode_tokens": difference.decode, "prefill_tokens": difference.prefill}
+        if composed_equally and same_prompts(base, changed) and difference.equal:
+            return Outcome(name, SAME, f"with {setting} every logprob has the same bits", values)
+        if difference.equal:
+            text = f"with {setting} every logprob has the same bits, in batches put together otherwise"
+            return Outcome(name, SAME, text, values)
+        if not composed_equally:
+            text = (
+                f"with {setting} the same requests diverge from the same tokens on; the bits differ, but "
+                "so did "
+                "the batches"
+            )
+            return Outcome(name, NOT_COMPARABLE, text, values)
+        text = f"with {setting} the same requests diverge, with other bits in equal batches"
+        return Outcome(name, DIFFERS, text, values)
+    text = (
+        f"with {setting} the divergence moves: {int(dirty_before.sum())} divergent requests before, "
+        f"{int(dirty_after.sum())} after, {int((dirty_before & dirty_after).sum())} of them the same"
+    )
+    return Outcome(name, MOVED, text, values)
+
+
+def meaning(outcome: Outcome) -> str:
+    """What an outcome means for the divergence."""
+    if outcome.outcome == NO_EFFECT:
+        return "a flag that changes nothing: nothing was tested until it takes effect"
+    known = CATALOGUE[outcome.name].outcomes if outcome.name in CATALOGUE else {}
+    return known.get(outcome.outcome, "it decides nothing by itself")
