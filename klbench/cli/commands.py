@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 import klbench as package
 from klbench.cli import options as opt
+from klbench.cli import session_commands
 from klbench.errors import ExitCode, UsageError
 
 EXIT_CODES = """\b
@@ -22,11 +22,11 @@ Exit codes:
 """
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _workbench(*, session: Path | None, start: dict[str, Any] | None, readonly: bool = False) -> int:
+def workbench(*, session: Path | None, start: dict[str, Any] | None, readonly: bool = False) -> int:
     from klbench.tui.app import run_workbench
 
     return run_workbench(session=session, start=start, readonly=readonly)
@@ -53,18 +53,19 @@ def klbench(ctx: click.Context) -> int:
     """
     if ctx.invoked_subcommand is not None:
         return ExitCode.CONSISTENT
-    if not _has_terminal():
+    if not has_terminal():
         raise UsageError(
             "the workbench needs a terminal",
             why="standard input or output is not one",
             next="klbench run and klbench locate work without, klbench --help lists all",
         )
-    return _workbench(session=None, start=None)
+    return workbench(session=None, start=None)
 
 
 @klbench.command(cls=opt.TargetCommand)
 @opt.target_options
 @opt.common_options
+@click.option("--like", metavar="SESSION", help="Repeat what a session measured, and compare with it.")
 @opt.json_option
 def run(
     demo: str | None,
@@ -72,9 +73,24 @@ def run(
     url: str | None,
     json_place: str | None,
     session: Path | None,
+    like: str | None,
     **options: Any,
 ) -> int:
-    """Run the consistency helpers on a server; exit code 1 when one diverged."""
+    """Run the consistency helpers on a server; exit code 1 when one diverged.
+
+    With --session DIR alone: continue what was interrupted there. With --like SESSION: the same command,
+    prompts and helpers once more, shown beside what they gave then, with the change of sglang's code named.
+    """
+    given = demo or model_path or url or opt.sglang_arguments()
+    if like is not None and given:
+        raise UsageError("--like names the target itself", next=f"klbench run --like {like}")
+    if like is not None or (session is not None and not given):
+        from klbench.cli import again
+
+        if like is not None:
+            return again.run_like(like, session=session, json_place=json_place, options=options)
+        if session is not None and again.is_session(session):
+            return again.run_again(session, json_place=json_place)
     start = opt.build_request(demo=demo, model_path=model_path, url=url, **options)
     from klbench.cli import headless
     from klbench.session.bench import make_work
@@ -130,14 +146,14 @@ def demo(model: str, list_faults: bool, json_place: str | None, session: Path | 
         max_new_tokens_by_default=128,
         **options,
     )
-    if _has_terminal() and json_place is None:
+    if has_terminal() and json_place is None:
         if session is None:
-            return _workbench(session=None, start=_as_dict(start))
+            return workbench(session=None, start=_as_dict(start))
         import asyncio
 
         from klbench.session.link import start_session
 
-        return _workbench(session=asyncio.run(start_session(start, session=session)).path, start=None)
+        return workbench(session=asyncio.run(start_session(start, session=session)).path, start=None)
     from klbench.cli import headless
     from klbench.session.bench import make_work
 
@@ -166,104 +182,10 @@ def _list_faults(json_place: str | None) -> int:
     return ExitCode.CONSISTENT
 
 
-@klbench.command("open")
-@click.argument("session", required=False)
-def open_(session: str | None) -> int:
-    """Come back to a session: attach to its runner where one lives, else read what is there."""
-    from klbench.session import folder as folders
-    from klbench.session.link import find_runner
-
-    if session is not None:
-        folder: folders.SessionFolder | None = folders.find_session(session)
-    else:
-        live = [known for known in folders.all_sessions() if _is_live_here(known)]
-        folder = live[0] if len(live) == 1 else None
-    if not _has_terminal():
-        if folder is None:
-            raise UsageError("which session?", next="klbench sessions lists them")
-        return _print_session(folder)
-    if folder is None:
-        return _workbench(session=None, start=None)
-    folder.read_session_file()
-    lock = find_runner(folder)
-    return _workbench(session=folder.path, start=None, readonly=lock is None or not lock.local)
-
-
-def _is_live_here(folder: Any) -> bool:
-    lock = folder.read_lock()
-    return lock is not None and lock.local and lock.alive
-
-
-def _print_session(folder: Any) -> int:
-    from klbench.cli import table
-    from klbench.session import documents
-    from klbench.session.link import read_state
-
-    folder.read_session_file()
-    state = read_state(folder)
-    for line in table.run_lines(documents.run_document(folder.path, state, state.run)):
-        table.out(line)
-    if state.located:
-        document = documents.locate_document(folder.path, state, state.run, state.latest_located)
-        for line in ["", *table.locate_lines(document)[:-2]]:
-            table.out(line)
-    return ExitCode.CONSISTENT
-
-
-@klbench.command()
-@opt.json_option
-def sessions(json_place: str | None) -> int:
-    """List the sessions: what they are about, what they found, who works on them."""
-    from klbench.cli import table
-    from klbench.cli.failures import write_json
-    from klbench.core.text import size
-    from klbench.session.documents import iso_time
-    from klbench.session.link import list_sessions
-
-    found = list_sessions()
-    if json_place is not None:
-        fields = ("label", "status", "doing", "found", "size_bytes")
-        listed = [
-            {
-                "session": str(item.folder.path),
-                "created_at": iso_time(item.created_at),
-                **{name: getattr(item, name) for name in fields},
-            }
-            for item in found
-        ]
-        write_json(json_place, {"sessions": listed})
-    if json_place != "-":
-        if not found:
-            table.out("no sessions yet · klbench demo makes one")
-            return ExitCode.CONSISTENT
-        rows = [
-            [item.folder.name, item.status, item.doing, size(item.size_bytes), item.found] for item in found
-        ]
-        for line in table.columns(("session", "status", "doing", "size", "found"), rows):
-            table.out(line)
-    return ExitCode.CONSISTENT
-
-
-@klbench.command()
-@click.argument("session")
-@opt.json_option
-def report(session: str, json_place: str | None) -> int:
-    """Write the report of a session: one Markdown file and one JSON file."""
-    from klbench.cli import table
-    from klbench.cli.failures import write_json
-    from klbench.session.folder import find_session
-    from klbench.session.link import read_state
-    from klbench.session.report import write_report
-
-    folder = find_session(session)
-    folder.read_session_file()
-    files = write_report(folder, read_state(folder))
-    if json_place is not None:
-        write_json(json_place, json_module.loads(files[1].read_bytes()))
-    if json_place != "-":
-        for file in files:
-            table.out(str(file))
-    return ExitCode.CONSISTENT
+klbench.add_command(session_commands.open_)
+klbench.add_command(session_commands.sessions)
+klbench.add_command(session_commands.compare)
+klbench.add_command(session_commands.report)
 
 
 @klbench.command()

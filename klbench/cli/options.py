@@ -137,6 +137,14 @@ common_options = _apply(
         ),
         click.option("--keep-trace", is_flag=True, help="Keep the files of a capture."),
         click.option("--yes-flush", is_flag=True, help="Agree that an attached server's cache is flushed."),
+        click.option(
+            "--keep-idle",
+            type=click.FloatRange(0),
+            default=1800.0,
+            metavar="SECONDS",
+            help="How long a runner without work and watchers keeps its server. Default: 30 minutes.",
+        ),
+        click.option("--notify", is_flag=True, help="Ring the terminal's bell when the work has ended."),
     ]
 )
 
@@ -177,6 +185,8 @@ def build_request(
             trace_dir=_absolute(options["trace_dir"]) if options["trace_dir"] else None,
             keep_trace=options["keep_trace"],
             yes_flush=options["yes_flush"],
+            keep_idle_s=options["keep_idle"],
+            notify=options["notify"],
         ),
     )
 

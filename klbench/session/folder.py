@@ -5,6 +5,7 @@
         events.jsonl           the event log (log.py)
         lock                   the runner at work: host, pid, its start, its socket
         runs/ traces/ reports/ columns, traces, reports
+        exports/               exported operators
         server/                the server's logs and control folder
         runner.log             what a detached runner and its libraries print
 
@@ -88,6 +89,11 @@ class SessionFolder:
     @property
     def reports(self) -> Path:
         return self.path / "reports"
+
+    @property
+    def exports(self) -> Path:
+        """Exported operators: standalone scripts with their tensors."""
+        return self.path / "exports"
 
     @property
     def server(self) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from klbench.session.control import Answer
 from klbench.session.folder import Lock, SessionFolder, all_sessions, make_session, new_session_path
 from klbench.session.log import read_log
 from klbench.session.request import StartRequest, Target
+from klbench.session.size import size_bytes
 from klbench.session.state import SessionState, fold, without_runner
 
 ANSWER_TIMEOUT_S = 5.0
@@ -217,12 +217,19 @@ class SessionSummary:
     created_at: float
     label: str
     status: str
-    """running, on another host, or ended."""
+    """running, on another host, interrupted (it can be continued), or ended."""
     doing: str
     """The job in progress or the server's phase; empty when nobody works on it."""
     found: str
     """helper statuses and the origin, e.g. "match clean · prefill_cache_hit diverged"."""
     size_bytes: int
+    server: str = ""
+    """The server's state: ready at its address, failed with the reason, stopped."""
+    verdict: str = ""
+    """The latest verdict in a word or two."""
+    traces_bytes: int = 0
+    """The part of the size that `sessions prune` frees."""
+    interrupted: bool = False
 
 
 def summarise(folder: SessionFolder) -> SessionSummary:
@@ -231,6 +238,8 @@ def summarise(folder: SessionFolder) -> SessionSummary:
     state = read_state(folder)
     lock = find_runner(folder)
     status = "ended" if lock is None else "running" if lock.local else f"on {lock.host}"
+    if lock is None and interrupted(state) is not None:
+        status = "interrupted"
     doing = ""
     if lock is not None:
         doing = state.job.title if state.job is not None else f"server {state.server.phase}"
@@ -241,7 +250,11 @@ def summarise(folder: SessionFolder) -> SessionSummary:
         status=status,
         doing=doing,
         found=found_in_words(state),
-        size_bytes=_size_bytes(folder.path),
+        size_bytes=size_bytes(folder.path),
+        server=_server_in_words(state),
+        verdict=_verdict_in_words(state),
+        traces_bytes=size_bytes(folder.traces),
+        interrupted=lock is None and interrupted(state) is not None,
     )
 
 
@@ -252,6 +265,32 @@ def list_sessions(folders: Sequence[SessionFolder] | None = None) -> list[Sessio
         with contextlib.suppress(UsageError):
             summaries.append(summarise(folder))
     return summaries
+
+
+def unreadable_sessions() -> list[tuple[SessionFolder, str]]:
+    """The sessions under the root that this version cannot open, with the reason."""
+    refused = []
+    for folder in all_sessions():
+        try:
+            folder.read_session_file()
+        except UsageError as error:
+            refused.append((folder, " · ".join(part for part in (error.what, error.why) if part)))
+    return refused
+
+
+def _server_in_words(state: SessionState) -> str:
+    server = state.server
+    if server.ended is not None and not server.ended.expected:
+        return f"died: {server.ended.why}"[:60]
+    return f"ready at {server.url}" if server.ready else server.phase
+
+
+def _verdict_in_words(state: SessionState) -> str:
+    verdict = state.run.verdict if state.run is not None else None
+    if not verdict:
+        return ""
+    conditions = ", ".join(str(item).replace("_", " ") for item in verdict.get("conditions") or [])
+    return conditions or str(verdict.get("status", ""))
 
 
 def found_in_words(state: SessionState) -> str:
@@ -270,12 +309,3 @@ def _label(target: dict[str, object]) -> str:
         return msgspec.convert(target, Target).label
     except msgspec.ValidationError:
         return str(target.get("kind", "?"))
-
-
-def _size_bytes(path: Path) -> int:
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_size
-    return total

@@ -1,28 +1,39 @@
-"""The report of a session: one Markdown file and one JSON file with the same content.
+"""The report of a session: one self-contained file in each format, with the same content.
 
-`gather` collects the facts once, as plain data; report_markdown.py and the JSON encoder only write them down.
-Everything in it may come from a server, a model or a file, and is untrusted text.
+`gather` collects the facts once, as plain data; report_content.py puts them in order, and the writers
+(report_markdown.py, report_html.py, report_github.py, the JSON encoder) only write them down. Everything
+in it may come from a server, a model or a file, and is untrusted text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 import klbench
 from klbench.core.columns import HELPERS
+from klbench.errors import KlbenchError
+from klbench.session.columns import load_columns
 from klbench.session.documents import commands_to_repeat, header, helper_object, iso_time
 from klbench.session.folder import SessionFolder, write_atomically
+from klbench.session.plots import HelperPlots, helper_plots
+from klbench.session.report_content import blocks
+from klbench.session.report_github import Appendix, github
+from klbench.session.report_html import html
 from klbench.session.report_markdown import markdown
-from klbench.session.state import HelperState, LocatedState, RunState, SessionState
+from klbench.session.state import CodeState, HelperState, LocatedState, RunState, SessionState
+from klbench.session.stock import not_stock
+
+if TYPE_CHECKING:
+    from klbench.session.redaction import Redactor
 
 SCHEMA = "klbench.report/1"
-DIVERGENT_SHOWN = 32
-"""Divergent requests per helper in the Markdown; the JSON has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,7 @@ class ReportHelper:
     name: str
     result: dict[str, Any]
     divergent: list[DivergentRequest]
+    plots: HelperPlots | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +100,20 @@ class Report:
     not_checked: list[str]
     troubles: list[dict[str, str]]
     repeat: list[tuple[str, str]]
+    not_stock: list[str] = field(default_factory=list)
+    """How the server differs from a stock deterministic one, one sentence each."""
+    code: dict[str, Any] | None = None
+    """sglang's checkout: commit, subject, edited files."""
+
+
+Format = Literal["md", "html", "json", "github"]
+FORMATS: tuple[Format, ...] = ("md", "html", "json")
+"""What is written when no format is named."""
+_ENDINGS: dict[Format, str] = {"md": ".md", "html": ".html", "json": ".json", "github": "-issue.md"}
 
 
 def gather(session: Path, state: SessionState) -> Report:
-    """The report's content from the session's state."""
+    """The report's content from the session's state and its columns."""
     end = state.server.ended
     return Report(
         schema=SCHEMA,
@@ -103,7 +125,7 @@ def gather(session: Path, state: SessionState) -> Report:
         differs=[dict(item) for item in state.server.differs],
         notes=list(state.server.notes),
         server_ended=None if end is None or end.expected else end.why,
-        runs=[_run(run, state) for run in state.runs],
+        runs=[_run(SessionFolder(session), run, state) for run in state.runs],
         located=[_origin(located) for located in state.located],
         not_checked=not_checked(state),
         troubles=[
@@ -111,45 +133,93 @@ def gather(session: Path, state: SessionState) -> Report:
             for line in state.troubles
         ],
         repeat=commands_to_repeat(state, session),
+        not_stock=not_stock(state),
+        code=_code(state.server.code),
     )
 
 
-def write_report(folder: SessionFolder, state: SessionState) -> list[Path]:
-    """Writes `reports/report-<time>.md` and `.json`, each atomically; returns the two files."""
+def write_report(
+    folder: SessionFolder,
+    state: SessionState,
+    formats: Sequence[Format] = FORMATS,
+    *,
+    redactor: Redactor | None = None,
+    appendix: Appendix | None = None,
+) -> list[Path]:
+    """Writes `reports/report-<time>.<ending>` for each format, atomically; returns the files in order.
+
+    A redacted report says so in its name.
+    """
     report = gather(folder.path, state)
+    if redactor is not None:
+        report = redactor.report(report)
     folder.reports.mkdir(exist_ok=True, mode=0o700)
-    stem = time.strftime("report-%Y%m%d-%H%M%S")
-    number = 1
-    while (folder.reports / f"{stem}.md").exists():
-        number += 1
-        stem = f"{stem.rsplit('_', 1)[0]}_{number}"
-    files = [folder.reports / f"{stem}.md", folder.reports / f"{stem}.json"]
-    write_atomically(files[0], markdown(report).encode("utf-8"))
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    write_atomically(files[1], encoded + b"\n")
+    stem = _free_stem(folder.reports, "report" if redactor is None else "report-redacted")
+    files = []
+    for name in formats:
+        file = folder.reports / f"{stem}{_ENDINGS[name]}"
+        write_atomically(file, render(report, name, appendix))
+        files.append(file)
     return files
 
 
-def _run(run: RunState, state: SessionState) -> ReportRun:
+def render(report: Report, name: Format, appendix: Appendix | None = None) -> bytes:
+    """The report in one format."""
+    match name:
+        case "md":
+            return markdown(blocks(report)).encode()
+        case "html":
+            return html(blocks(report), title="klbench report").encode()
+        case "github":
+            return github(report, appendix or Appendix(environment_missing="it was not asked for")).encode()
+        case "json":
+            return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def _free_stem(reports: Path, name: str) -> str:
+    first = stem = time.strftime(f"{name}-%Y%m%d-%H%M%S")
+    number = 1
+    while any(reports.glob(f"{stem}.*")) or any(reports.glob(f"{stem}-issue.md")):
+        number += 1
+        stem = f"{first}_{number}"
+    return stem
+
+
+def _run(folder: SessionFolder, run: RunState, state: SessionState) -> ReportRun:
     return ReportRun(
         number=run.number,
         started_at=iso_time(run.started_at),
         elapsed_s=run.elapsed_s,
         cancelled=run.cancelled,
         prompts=dict(run.prompts),
-        helpers=[_helper(helper, state) for helper in run.helpers],
+        helpers=[_helper(folder, helper, state) for helper in run.helpers],
         verdict=dict(run.verdict) if run.verdict else None,
     )
 
 
-def _helper(helper: HelperState, state: SessionState) -> ReportHelper:
+def _helper(folder: SessionFolder, helper: HelperState, state: SessionState) -> ReportHelper:
     result = helper_object(helper)
     divergent = [
         found
         for detail in result.get("requests_detail", [])
         if (found := _divergent(detail, state)) is not None
     ]
-    return ReportHelper(helper.helper, result, divergent)
+    return ReportHelper(helper.helper, result, divergent, _plots(folder, helper))
+
+
+def _plots(folder: SessionFolder, helper: HelperState) -> HelperPlots | None:
+    if helper.columns is None:
+        return None
+    # A report without plots is better than none.
+    with contextlib.suppress(KlbenchError):
+        return helper_plots(load_columns(folder.resolve(helper.columns)))
+    return None
+
+
+def _code(checkout: CodeState | None) -> dict[str, Any] | None:
+    if checkout is None:
+        return None
+    return {"commit": checkout.commit, "subject": checkout.subject, "changed": sorted(checkout.changed)}
 
 
 def _divergent(detail: dict[str, Any], state: SessionState) -> DivergentRequest | None:

@@ -194,10 +194,11 @@ def test_open_without_a_terminal_prints_what_the_session_holds(capsys):
     assert "model.layers.1.self_attn.o_proj" in shown
 
 
-def test_a_report_is_two_files(capsys):
+def test_a_report_is_one_file_of_each_format(capsys):
     folder = recorded_session()
     assert main(["report", folder.name]) == 0
-    markdown, data = capsys.readouterr().out.split()
+    markdown, page, data = capsys.readouterr().out.split()
+    assert page.endswith(".html")
     assert markdown.endswith(".md")
     with open(data, encoding="utf-8") as file:
         assert json.load(file)["schema"] == "klbench.report/1"
@@ -246,8 +247,8 @@ def workbench(monkeypatch):
         opened.append(asked)
         return 0
 
-    monkeypatch.setattr("klbench.cli.commands._has_terminal", lambda: True)
-    monkeypatch.setattr("klbench.cli.commands._workbench", keep)
+    monkeypatch.setattr("klbench.cli.commands.has_terminal", lambda: True)
+    monkeypatch.setattr("klbench.cli.commands.workbench", keep)
     return opened
 
 

@@ -13,11 +13,17 @@ from klbench.session import events as ev
 from klbench.session.folder import make_session
 from klbench.session.log import Entry
 from klbench.session.report import gather, not_checked, write_report
-from klbench.session.report_markdown import code, markdown, text
+from klbench.session.report_content import blocks
+from klbench.session.report_markdown import code, text
+from klbench.session.report_markdown import markdown as write_markdown
 from klbench.session.state import fold
 from tests.session.scripted import DIVERGED, FINDING, RESULT, SERVER, VERDICT
 
 HOSTILE = "</td>|`[x](javascript:alert(1))`\n# title\x1b[31m ![i](http://e) <script>\u202e @user ```"
+
+
+def markdown(report):
+    return write_markdown(blocks(report))
 
 
 def state_of(*events):
@@ -114,12 +120,13 @@ def test_an_unlocated_divergence_is_said():
     assert any("was not located" in note for note in not_checked(state))
 
 
-def test_both_files_are_written_and_say_the_same(tmp_path):
+def test_one_file_of_each_format_is_written_and_none_twice(tmp_path):
     folder = make_session(tmp_path / "session", {}, {})
     first = write_report(folder, measured())
     second = write_report(folder, measured())
-    assert len({*first, *second}) == 4
-    data = json.loads(first[1].read_bytes())
+    assert len({*first, *second}) == 6
+    assert [file.suffix for file in first] == [".md", ".html", ".json"]
+    data = json.loads(first[2].read_bytes())
     assert data["schema"] == "klbench.report/1"
     assert data["runs"][0]["helpers"][0]["divergent"][0]["first_position"] == 268
     assert first[0].read_text().startswith("# klbench report\n")

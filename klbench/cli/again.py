@@ -1,0 +1,52 @@
+"""`klbench run` on a session that is there: continue it, repeat it, or do the same anew and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from klbench.cli import headless
+from klbench.cli.failures import note
+from klbench.session.bench import make_work
+from klbench.session.bundle import find_session_or_bundle
+from klbench.session.continuing import start_to_continue
+from klbench.session.folder import SessionFolder
+from klbench.session.liking import start_like
+from klbench.session.link import read_state
+
+
+def is_session(path: Path) -> bool:
+    return SessionFolder(path).exists()
+
+
+def run_again(session: Path, *, json_place: str | None) -> int:
+    """What the session was made for: the interrupted run goes on, otherwise the same run once more."""
+    folder = SessionFolder(session.absolute())
+    folder.read_session_file()
+    start = start_to_continue(folder, read_state(folder))
+    return headless.execute(
+        start, headless.Plan("run"), session=session, json_place=json_place, make_work=make_work
+    )
+
+
+def run_like(name: str, *, session: Path | None, json_place: str | None, options: Mapping[str, Any]) -> int:
+    """Repeats the named session in a new one and compares. Only options that change no number are taken
+    from this command line."""
+    folder = find_session_or_bundle(name)
+    folder.read_session_file()
+    start, side = start_like(folder)
+    ours = msgspec.structs.replace(
+        start.options,
+        yes_flush=options["yes_flush"] or start.options.yes_flush,
+        notify=options["notify"],
+        keep_idle_s=options["keep_idle"],
+        launch_timeout_s=options["launch_timeout"],
+    )
+    start = msgspec.structs.replace(start, options=ours)
+    note(f"like {folder.path} · run {side.run.number}")
+    return headless.execute(
+        start, headless.Plan("run", like=side), session=session, json_place=json_place, make_work=make_work
+    )

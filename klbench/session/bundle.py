@@ -1,0 +1,269 @@
+"""A session in one archive, for a colleague who has neither the server nor sglang.
+
+    <session>.klbench.zip
+        bundle.json                      schema, klbench version, session, redacted or not
+        session.json events.jsonl        the session
+        runs/ reports/ exports/          measurements, reports, exported operators
+        server/server-1/server.log       the ends of the server's logs
+
+Reading trusts nothing: only these names, no links, no path that leaves the target, bounded in entries and in
+bytes; what was unpacked is read like any session, which trusts its files no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import numpy as np
+
+import klbench
+from klbench import paths
+from klbench.errors import KlbenchError, UsageError
+from klbench.session.columns import UNREADABLE
+from klbench.session.folder import SessionFolder, find_session
+from klbench.session.redaction import Redactor
+
+SCHEMA = "klbench.bundle/1"
+ENDING = ".klbench.zip"
+MAX_ENTRIES = 4096
+MAX_BYTES = 2 * 1024**3
+"""Unpacked, all together."""
+MAX_ARCHIVE_BYTES = 2 * 1024**3
+LOG_TAIL_BYTES = 8 * 1024**2
+
+_BLOCK = 1 << 20
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}"
+_ALLOWED = re.compile(
+    rf"bundle\.json|session\.json|events\.jsonl|(?:runs|reports)/{_NAME}"
+    rf"|server/{_NAME}/server\.log|exports/(?:{_NAME}/){{0,3}}{_NAME}"
+)
+# Lines in which a server repeats what was sent to it.
+_PROMPT_LINE = re.compile(r"input_ids|GenerateReqInput|TokenizedGenerate|prompt=")
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """bundle.json."""
+
+    schema: str
+    klbench_version: str
+    made_at: float
+    session: str
+    redacted: bool = False
+
+
+def is_bundle(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(".zip")
+
+
+def find_session_or_bundle(name: str) -> SessionFolder:
+    """The session of that name, or the one that the bundle of that name holds. Raises UsageError."""
+    path = Path(name).expanduser()
+    return open_bundle(path) if is_bundle(path) else find_session(name)
+
+
+# Writing.
+
+
+def write_bundle(folder: SessionFolder, file: Path, redactor: Redactor | None) -> Path:
+    """Writes the archive, atomically. Raises KlbenchError where the disk refuses."""
+    draft = file.with_name(f".{file.name}-{os.getpid()}")
+    manifest = Manifest(
+        schema=SCHEMA,
+        klbench_version=klbench.__version__,
+        made_at=time.time(),
+        session=folder.name,
+        redacted=redactor is not None,
+    )
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
+            archive.writestr("bundle.json", msgspec.json.encode(manifest))
+            for name, source in _parts(folder):
+                content = _content(name, source)
+                if redactor is not None:
+                    redacted = _redacted(name, content, redactor)
+                    if redacted is None:
+                        continue
+                    content = redacted
+                archive.writestr(name, content)
+        draft.chmod(0o600)
+        os.replace(draft, file)
+    except OSError as error:
+        raise KlbenchError(f"cannot write {file}", why=error.strerror or str(error)) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return file
+
+
+def _parts(folder: SessionFolder) -> Iterator[tuple[str, Path]]:
+    """Names in the archive and the files behind them; regular files only."""
+    candidates = [folder.path / "session.json", folder.events]
+    for place in (folder.runs, folder.reports, folder.exports):
+        candidates += sorted(place.rglob("*"))
+    candidates += sorted(folder.server.glob("*/server.log"))
+    for file in candidates:
+        name = file.relative_to(folder.path).as_posix()
+        if _ALLOWED.fullmatch(name) and not file.is_symlink() and file.is_file():
+            yield name, file
+
+
+def _content(name: str, file: Path) -> bytes:
+    with open(file, "rb") as source:
+        if name.startswith("server/"):
+            source.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
+        return source.read()
+
+
+def _redacted(name: str, content: bytes, redactor: Redactor) -> bytes | None:
+    """The part without what it must not carry; None for a part that is nothing else."""
+    if name == "events.jsonl":
+        lines = [_redacted_json(line, redactor) for line in content.split(b"\n") if line.strip()]
+        return b"".join(line + b"\n" for line in lines if line is not None)
+    if name == "session.json":
+        return _redacted_json(content, redactor)
+    if name.startswith("server/"):
+        text = content.decode("utf-8", errors="replace")
+        kept = [line for line in text.split("\n") if not _PROMPT_LINE.search(line)]
+        return redactor.text("\n".join(kept)).encode()
+    if name.startswith("runs/") and name.endswith(".npz"):
+        return without_prompts(content)
+    # Reports are written anew, redacted; exports hold a model's own tensors, which belong to the finding.
+    return content if name.startswith("exports/") or "-redacted" in name else None
+
+
+def _redacted_json(content: bytes, redactor: Redactor) -> bytes | None:
+    try:
+        return msgspec.json.encode(redactor.data(msgspec.json.decode(content)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def without_prompts(content: bytes) -> bytes | None:
+    """The columns with the prompts taken out and each token id replaced by -1; None for other files."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        if "prefill_nats" not in arrays:
+            return None
+        arrays["prompt_start"] = np.zeros_like(arrays["prompt_start"])
+        arrays["prompt_ids"] = arrays["prompt_ids"][:0]
+        arrays["token_id"] = np.full_like(arrays["token_id"], -1)
+    except UNREADABLE:
+        return None
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+# Reading.
+
+
+def open_bundle(path: Path) -> SessionFolder:
+    """Unpacks the bundle into a folder of its own under the state folder (once) and returns the session.
+
+    Raises UsageError for anything that is not a bundle of a known version, whole and within its bounds.
+    """
+    try:
+        if path.stat().st_size > MAX_ARCHIVE_BYTES:
+            raise _refused(path, f"it is larger than {MAX_ARCHIVE_BYTES} bytes")
+        target = paths.make_private(paths.home() / "bundles") / _digest(path)
+        if not SessionFolder(target).exists():
+            _unpack(path, target)
+    except (OSError, zipfile.BadZipFile, *UNREADABLE) as error:
+        raise _refused(path, str(error)) from error
+    return SessionFolder(target)
+
+
+def _unpack(path: Path, target: Path) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=".bundle-", dir=target.parent))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = _checked(path, archive)
+            left = MAX_BYTES
+            for entry in entries:
+                file = draft / entry.filename
+                paths.make_private(file.parent)
+                with archive.open(entry) as source, open(file, "xb") as output:
+                    left -= _copy(path, source, output, left)
+        _check_manifest(path, draft)
+        os.replace(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _checked(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The entries, when all of them may be unpacked. Raises UsageError."""
+    entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    if len(entries) > MAX_ENTRIES:
+        raise _refused(path, f"it has more than {MAX_ENTRIES} entries")
+    seen: set[str] = set()
+    for entry in entries:
+        mode = entry.external_attr >> 16
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            raise _refused(path, f"{entry.filename!r} is a link or another special file")
+        if ".." in entry.filename.split("/") or not _ALLOWED.fullmatch(entry.filename):
+            raise _refused(path, f"{entry.filename!r} has no place in a bundle")
+        if entry.filename.lower() in seen:
+            raise _refused(path, f"{entry.filename!r} is there twice")
+        if entry.flag_bits & 0x1:
+            raise _refused(path, f"{entry.filename!r} is encrypted")
+        seen.add(entry.filename.lower())
+    if sum(entry.file_size for entry in entries) > MAX_BYTES:
+        raise _refused(path, f"it unpacks to more than {MAX_BYTES} bytes")
+    return entries
+
+
+def _copy(path: Path, source: IO[bytes], output: IO[bytes], most: int) -> int:
+    """Copies at most `most` bytes, whatever the header promised; returns how many."""
+    done = 0
+    while block := source.read(_BLOCK):
+        done += len(block)
+        if done > most:
+            raise _refused(path, f"it unpacks to more than {MAX_BYTES} bytes")
+        output.write(block)
+    return done
+
+
+def _check_manifest(path: Path, folder: Path) -> None:
+    try:
+        manifest = msgspec.json.decode((folder / "bundle.json").read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise _refused(path, "it has no bundle.json") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refused(path, str(error)) from error
+    if manifest.schema != SCHEMA:
+        raise UsageError(
+            f"{path} has the format {manifest.schema!r}; this klbench reads {SCHEMA!r}",
+            why=f"klbench {manifest.klbench_version} wrote it",
+            next="open it with that version",
+        )
+    if not (folder / "session.json").is_file():
+        raise _refused(path, "it holds no session")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()[:24]
+
+
+def _refused(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is no klbench bundle that can be read", why=why, next="ask for a new one")
+
+
+def bundle_file(folder: SessionFolder, output: Path | None) -> Path:
+    """Where a bundle goes: as asked, else into the session's reports."""
+    return output if output is not None else folder.reports / f"{folder.name}{ENDING}"
