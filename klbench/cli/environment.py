@@ -9,36 +9,25 @@ The folder is the control folder of that server; klbench finds the server by it.
 
 from __future__ import annotations
 
-import os
-import secrets
-import shlex
-
-from klbench import paths
 from klbench.cli import table
 from klbench.cli.failures import note, write_json
-from klbench.engine.pythonpath import PLUGIN_NAME, make_server_path
+from klbench.engine.pythonpath import PLUGIN_NAME
 from klbench.errors import ExitCode
+from klbench.session.attach_exports import make_exports
 
 
 def print_exports(json_place: str | None) -> int:
     """Makes a control folder for one server and prints what points the server at it."""
-    nonce = secrets.token_hex(4)
-    control_dir = paths.make_private(paths.home() / "attach" / nonce)
-    folders = [str(folder) for folder in make_server_path(control_dir / "pythonpath", cpu=False)]
-    exports = {
-        "KLBENCH_INSITU_DIR": str(control_dir),
-        "KLBENCH_NONCE": nonce,
-        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-    }
+    exports = make_exports()
     if json_place is not None:
-        write_json(json_place, {"environment": exports, "pythonpath": folders, "plugin": PLUGIN_NAME})
+        content = {
+            "environment": exports.environment,
+            "pythonpath": exports.pythonpath,
+            "plugin": PLUGIN_NAME,
+        }
+        write_json(json_place, content)
     if json_place != "-":
-        for name, value in exports.items():
-            table.out(f"export {name}={shlex.quote(value)}")
-        joined = shlex.quote(os.pathsep.join(folders))
-        table.out(f"export PYTHONPATH={joined}${{PYTHONPATH:+:$PYTHONPATH}}")
-        # sglang reads this as the only plugins to load: where the user set it, ours has to be on it.
-        add = f'export SGLANG_PLUGINS="$SGLANG_PLUGINS,{PLUGIN_NAME}"'
-        table.out(f'if [ -n "${{SGLANG_PLUGINS:-}}" ]; then {add}; fi')
+        for line in exports.lines:
+            table.out(line)
     note("put these before the server's launch, then: klbench run --url http://HOST:PORT")
     return ExitCode.CONSISTENT

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.arms import ArmOptions, Rids, run_arms
+from klbench.engine.attached import AttachedControl, find_control
 from klbench.engine.client import Keys, ServerClient
 from klbench.engine.facts import (
     ServerFacts,
@@ -93,6 +94,7 @@ class Server:
         ready_to_capture: bool,
         presences: Sequence[Presence] = (),
         notes: Sequence[str] = (),
+        attached: AttachedControl | None = None,
     ) -> None:
         self.url = url
         self.client = client
@@ -105,6 +107,7 @@ class Server:
         self.notes = tuple(notes)
         self.differs = compare_with_asked(plan.spec.arguments, info) if plan is not None else []
         self._process = process
+        self._attached = attached
 
     # Making one.
 
@@ -192,14 +195,25 @@ class Server:
 
     @classmethod
     async def attach(
-        cls, url: str, *, observe: ServerObserver | None = None, keys: Keys | None = None
+        cls,
+        url: str,
+        *,
+        observe: ServerObserver | None = None,
+        keys: Keys | None = None,
+        attach_root: Path | None = None,
     ) -> Server:
-        """A server that somebody else runs; nothing is changed on it. Raises ServerError if there is none."""
+        """A server that somebody else runs; nothing is changed on it. Raises ServerError if there is none.
+
+        `attach_root` holds the control folders of servers that were started with our exports.
+        """
         observe = observe or _Silent()
         client = ServerClient(url, keys=keys, on_call=observe.call)
         try:
             info, model = await client.server_info(), await client.model_info()
             facts = read_facts(info, model, config=read_model_config(_model_path(info, model)))
+            attached = None
+            if attach_root is not None:
+                attached = await find_control(attach_root, client.url, facts.model_processes)
         except BaseException:
             await client.close()
             raise
@@ -211,7 +225,10 @@ class Server:
             plan=None,
             process=None,
             launch_s=0.0,
-            ready_to_capture=False,
+            ready_to_capture=attached is not None and facts.cuda_graphs is False,
+            presences=attached.presences if attached is not None else (),
+            notes=(attached.note,) if attached is not None and attached.note else (),
+            attached=attached,
         )
 
     # What it is.
@@ -227,11 +244,15 @@ class Server:
 
     @property
     def control_dir(self) -> Path | None:
-        """The private folder that our plugin reads and writes; None for an attached server."""
+        """The private folder that our plugin reads and writes; None for a server without our plugin."""
+        if self._attached is not None:
+            return self._attached.control_dir
         return self.plan.spec.control_dir if self.plan is not None else None
 
     @property
     def nonce(self) -> str | None:
+        if self._attached is not None:
+            return self._attached.nonce
         return self.plan.spec.nonce if self.plan is not None else None
 
     @property

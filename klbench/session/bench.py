@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -23,8 +24,16 @@ from klbench.engine.server import LaunchError, Server
 from klbench.engine.target import Demo, Launch, LaunchOptions
 from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
 from klbench.session import events as ev
+from klbench.session.attach_exports import attach_root
 from klbench.session.continuing import check_same_prompts, interrupted, recorded_prompts
-from klbench.session.locating import Chosen, check_can_capture, choose, server_side, trace_and_locate
+from klbench.session.locating import (
+    Chosen,
+    attached_dumps,
+    check_can_capture,
+    choose,
+    server_side,
+    trace_and_locate,
+)
 from klbench.session.measuring import Measurement
 from klbench.session.report import write_report
 from klbench.session.request import Options
@@ -103,7 +112,9 @@ class Bench:
         target, options = self._session.start.target, self._session.start.options
         keys = Keys(options.api_key_env, options.admin_api_key_env)
         if target.kind == "url":
-            server = await Server.attach(target.url, observe=self._events, keys=keys)
+            server = await Server.attach(
+                target.url, observe=self._events, keys=keys, attach_root=attach_root()
+            )
         else:
             job.progress("starting the server", 0, 0, self._session.state.server.launch_s)
             server = await self._launch(keys, ready_to_capture)
@@ -285,6 +296,9 @@ class Bench:
         """The request ids of this server, by which the plugin knows our requests."""
         if self._request_ids is None:
             self._request_ids = RequestIds(server.nonce or secrets.token_hex(4))
+            if not server.owned:
+                # It outlives this session, and remembers the passes of earlier ones by their numbers.
+                self._request_ids.latest_pass = int(time.time()) % 900_000_000
         return self._request_ids
 
     async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None:
@@ -311,7 +325,8 @@ class Bench:
             self._measured.update(measurement.measured)
             chosen = self._still_there(chosen, request)
         measured_pass, columns = self._measured[chosen.run, chosen.helper]
-        side = server_side(server, self._ids(server))
+        dumps = await attached_dumps(server, self._session.start.options.server_python)
+        side = server_side(server, self._ids(server), dumps)
         await trace_and_locate(self._session, job, side, chosen, columns, measured_pass, prompts.as_lists())
 
     def _still_there(self, before: Chosen, request: int | None) -> Chosen:

@@ -6,6 +6,7 @@ default is the first diverged helper in the order of HELPERS and its first diver
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from klbench.engine.capture import ServerSide, Work, capture
 from klbench.engine.capture_control import CaptureControl, RequestIds
 from klbench.engine.dump_process import DumpProcess
 from klbench.engine.facts import read_model_config
+from klbench.engine.pythonpath import plugin_environment
 from klbench.engine.server import Server
+from klbench.engine.server_python import find_server_python
 from klbench.errors import UndecidedError, UsageError
 from klbench.session import events as ev
+from klbench.session.attach_exports import make_exports
 from klbench.session.runner import JobView, Session
 from klbench.session.state import HelperState, RunState, SessionState
 
@@ -71,11 +75,18 @@ def _statuses(run: RunState) -> str:
 
 def check_can_capture(server: Server, launch_s: float | None) -> None:
     """Raises UndecidedError where this server cannot be captured as it runs, with what would allow it."""
-    if not server.owned:
+    if server.control_dir is None:
+        exports = "; ".join(make_exports().lines)
         raise UndecidedError(
             "this server cannot be captured",
             why="it was not started with klbench's plugin, or klbench cannot tell",
-            next="let klbench launch it: --launch MODEL_PATH -- its own arguments",
+            next=f"put this before its launch, with CUDA graphs off, and attach again: {exports}",
+        )
+    if not server.ready_to_capture and not server.owned:
+        raise UndecidedError(
+            "this server cannot be captured as it runs",
+            why="it replays CUDA graphs, which no hook sees",
+            next="start it again with the same exports and CUDA graphs off (--disable-cuda-graph)",
         )
     if not server.ready_to_capture:
         raise UndecidedError(
@@ -86,16 +97,34 @@ def check_can_capture(server: Server, launch_s: float | None) -> None:
         )
 
 
-def server_side(server: Server, ids: RequestIds) -> ServerSide:
-    """What a capture needs of our server."""
-    assert server.plan is not None
+async def attached_dumps(server: Server, server_python: str | None) -> DumpProcess | None:
+    """How to read dumps of an attached server, with a Python found here; None for one of ours."""
+    if server.plan is not None or server.control_dir is None or server.nonce is None:
+        return None
+    python = await find_server_python(Path(server_python) if server_python else None)
+    environment = plugin_environment(
+        server.control_dir,
+        server.nonce,
+        cpu=False,
+        fault=None,
+        base_env=os.environ,
+        server_path=[server.control_dir / "pythonpath" / "plugin"],
+    )
+    return DumpProcess(python.path, environment)
+
+
+def server_side(server: Server, ids: RequestIds, dumps: DumpProcess | None = None) -> ServerSide:
+    """What a capture needs of a server with our plugin; `dumps` for an attached one."""
     assert server.control_dir is not None
+    if dumps is None:
+        assert server.plan is not None
+        dumps = DumpProcess(server.plan.python.path, server.plan.spec.environment)
     ranks = sorted({presence.rank for presence in server.presences if presence.rank is not None})
     return ServerSide(
         client=server.client,
         control=CaptureControl(server.control_dir, ids.nonce, ranks),
         ids=ids,
-        dumps=DumpProcess(server.plan.python.path, server.plan.spec.environment),
+        dumps=dumps,
         model_config=read_model_config(server.facts.model) or {},
         options=server.arm_options(),
     )
