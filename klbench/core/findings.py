@@ -47,6 +47,8 @@ class Finding:
     latent: bool
     evidence: tuple[Evidence, ...]
     ulp_max: int | None = None
+    replay_m: int | None = None
+    """The operator called again alone: the smallest number of rows that changes the first row's bits."""
 
     @property
     def kind(self) -> Kind:
@@ -68,7 +70,7 @@ class Finding:
             "grade": self.grade,
             "evidence": [fact.as_dict() for fact in self.evidence],
             "ulp_max": self.ulp_max,
-            "replay_M": None,
+            "replay_M": self.replay_m,
             "latent": self.latent,
         }
 

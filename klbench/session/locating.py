@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
-from klbench.engine.capture import ServerSide, Work, capture
+from klbench.engine.capture import Outcome, ServerSide, Work, capture
 from klbench.engine.capture_control import CaptureControl, RequestIds
+from klbench.engine.confirm import confirm
 from klbench.engine.dump_process import DumpProcess
 from klbench.engine.facts import read_model_config
 from klbench.engine.pythonpath import plugin_environment
@@ -157,9 +158,25 @@ async def trace_and_locate(
     measured_pass: int,
     prompts: Sequence[Sequence[int]],
 ) -> None:
-    """Captures the chosen request, localises, and says what was found."""
+    """Captures the chosen request and says what was found, and again once it is confirmed or not."""
     options = session.start.options
     began = time.monotonic()
+    number = 1 + max((located.number for located in session.state.located), default=0)
+    trace_dir = Path(options.trace_dir) if options.trace_dir else session.folder.traces
+    arms = _ArmsAsProgress(job)
+
+    def say(outcome: Outcome) -> None:
+        session.emit(
+            ev.Located(
+                locate=number,
+                run=chosen.run,
+                helper=chosen.helper,
+                request=chosen.request,
+                result=outcome.body(),
+                elapsed_s=time.monotonic() - began,
+            )
+        )
+
     outcome = await capture(
         side,
         Work(
@@ -170,18 +187,11 @@ async def trace_and_locate(
             max_new_tokens=options.max_new_tokens,
             measured_passes=(measured_pass,),
         ),
-        trace_dir=Path(options.trace_dir) if options.trace_dir else session.folder.traces,
+        trace_dir=trace_dir,
         keep_dumps=options.keep_trace,
-        observe=_ArmsAsProgress(job),
+        observe=arms,
         progress=job.progress,
     )
-    session.emit(
-        ev.Located(
-            locate=1 + max((located.number for located in session.state.located), default=0),
-            run=chosen.run,
-            helper=chosen.helper,
-            request=chosen.request,
-            result=outcome.body(),
-            elapsed_s=time.monotonic() - began,
-        )
-    )
+    say(outcome)
+    if outcome.findings:
+        say(await confirm(side, outcome, trace_dir=trace_dir, observe=arms, progress=job.progress))

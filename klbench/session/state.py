@@ -137,7 +137,9 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             located = LocatedState(
                 event.locate, event.run, event.helper, event.request, event.result, event.elapsed_s, at
             )
-            return replace(state, located=(*state.located, located))
+            # What was found is said at once, and again when it is confirmed.
+            others = tuple(known for known in state.located if known.number != event.locate)
+            return replace(state, located=(*others, located))
         case ev.ReportWritten():
             return replace(state, reports=(*state.reports, *event.files))
         case ev.Asked():

@@ -1,0 +1,178 @@
+"""When a finding is confirmed, and what is missing where it is not.
+
+A finding that is `probable` becomes `confirmed` only when all of this holds:
+
+- the divergence still shows under capture settings, and capture changed no logprob;
+- every forward of the request was made of the same rows as in the measured run;
+- a repeat of the capture gave the same origin;
+- the evidence leaves a single kind;
+- a stateless operator, called again alone on its own rows, gives other bits with the row count of one arm
+  than with that of the other. A stateful one cannot be called again like that: its equal state stands for it.
+
+Nothing is ever raised from `unknown`, and a latent finding is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from klbench.core.census import OperatorReplay
+from klbench.core.findings import Evidence, Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """How much the capture was the measured experiment, and what a repeat of it found."""
+
+    symptom_shows: bool
+    changed_logprobs: int
+    compared_logprobs: int
+    same_batches: bool | None
+    """None where the measured run's forwards are not known."""
+    repeat: tuple[Finding, ...] | None
+    """The repeat's findings; None where there was none, for `no_repeat`."""
+    no_repeat: str = ""
+
+
+def same_origin(a: Finding, b: Finding) -> bool:
+    """Whether two captures blame the same point: kind, operator, arm, rank and first row."""
+    return _place(a) == _place(b)
+
+
+def _place(finding: Finding) -> tuple[object, ...]:
+    return (
+        finding.kind,
+        finding.module,
+        finding.call,
+        finding.rank,
+        finding.arm,
+        finding.first_position,
+        finding.latent,
+    )
+
+
+def may_be_confirmed(finding: Finding) -> bool:
+    """Whether a repeat and a replay could raise its grade."""
+    return finding.grade == "probable" and not finding.latent and len(finding.kinds) == 1
+
+
+def wants_replay(finding: Finding) -> bool:
+    """Whether it blames an operator that might be called again alone."""
+    return finding.kind == "operator" and not finding.latent
+
+
+def arm_rows(finding: Finding) -> tuple[int, ...]:
+    """How many rows shared the operator's call in each of the two arms, as far as the evidence says."""
+    for fact in finding.evidence:
+        rows = fact.values.get("batch_rows")
+        if fact.code == "origin" and isinstance(rows, list):
+            return tuple(int(count) for count in rows)
+    return ()
+
+
+def with_replay(finding: Finding, replayed: OperatorReplay | None, reason: str = "") -> Finding:
+    """The finding with `replay_m` and what the replay says; `reason` why there is none."""
+    if replayed is None:
+        fact = Evidence("not_replayed", f"It was not called again alone: {reason}.", {})
+    elif not replayed.answered:
+        text = f"It could not be called again alone: {replayed.reason or replayed.status}."
+        fact = Evidence("not_replayed", text, {"status": replayed.status})
+    else:
+        fact = _replayed(finding, replayed)
+    first = replayed.first_changed if replayed is not None else None
+    return dataclasses.replace(finding, replay_m=first, evidence=(*finding.evidence, fact))
+
+
+def _replayed(finding: Finding, replayed: OperatorReplay) -> Evidence:
+    values = {
+        "tried_M": list(replayed.tried),
+        "changed_M": list(replayed.changed),
+        "arms_M": list(arm_rows(finding)),
+        "arms_differ": arms_differ(finding, replayed),
+        "ulp_max": replayed.damage.ulp_max if replayed.damage else None,
+    }
+    row = f"the row at position {finding.first_position}"
+    if replayed.first_changed is None:
+        text = (
+            f"Called again alone on its own rows it gives {row} the same bits with each of "
+            f"{_listed(replayed.tried)} rows: the row count alone does not make the difference."
+        )
+        return Evidence("replay_invariant", text, values)
+    below = [m for m in replayed.tried if m < replayed.first_changed]
+    text = (
+        f"Called again alone on its own rows it gives {row} the same bits with {_listed(below)} rows and "
+        f"others from {replayed.first_changed} rows on"
+    )
+    if replayed.damage is not None:
+        text += f", by at most {replayed.damage.ulp_max} ulps"
+    return Evidence("replay_changes", text + ".", values)
+
+
+def _listed(rows: Sequence[int]) -> str:
+    return ", ".join(map(str, rows))
+
+
+def arms_differ(finding: Finding, replayed: OperatorReplay) -> bool | None:
+    """Whether the row counts of the two arms give different bits; None where both were not tried."""
+    counts = arm_rows(finding)
+    if len(counts) != 2 or not all(count in replayed.tried for count in counts):
+        return None
+    a, b = (replayed.tried.index(count) for count in counts)
+    return any(row[a] != row[b] for row in replayed.variants)
+
+
+def confirmed(finding: Finding, experiment: Experiment, replayed: OperatorReplay | None) -> Finding:
+    """The finding, `confirmed` if all holds; otherwise as it is, with what is missing."""
+    if finding.latent or finding.grade != "probable":
+        return finding
+    missing = _missing(finding, experiment, replayed)
+    if not missing:
+        text = (
+            "Confirmed: it shows again under capture, which changed none of "
+            f"{experiment.compared_logprobs} logprobs, in the same batches; a second capture gave the same "
+            "origin" + ("; so does the operator alone." if finding.replay_m is not None else ".")
+        )
+        fact = Evidence("confirmed", text, {"compared_logprobs": experiment.compared_logprobs})
+        return dataclasses.replace(finding, grade="confirmed", evidence=(*finding.evidence, fact))
+    fact = Evidence(
+        "not_confirmed",
+        "Not confirmed: " + "; ".join(text for _, text in missing) + ".",
+        {"missing": [code for code, _ in missing]},
+    )
+    return dataclasses.replace(finding, evidence=(*finding.evidence, fact))
+
+
+def _missing(
+    finding: Finding, experiment: Experiment, replayed: OperatorReplay | None
+) -> list[tuple[str, str]]:
+    missing = []
+    if len(finding.kinds) != 1:
+        missing.append(("several_kinds", f"the evidence leaves {', '.join(finding.kinds)}"))
+    if not experiment.symptom_shows:
+        missing.append(("symptom_gone", "the divergence did not show under capture"))
+    if experiment.changed_logprobs or not experiment.compared_logprobs:
+        missing.append(("logprobs", "capture is not proved to change no logprob"))
+    if experiment.same_batches is not True:
+        missing.append(("other_batch", "the batches are not proved to be those of the measured run"))
+    if experiment.repeat is None:
+        missing.append(("no_repeat", f"it was not repeated ({experiment.no_repeat or 'no reason given'})"))
+    elif not any(same_origin(finding, other) for other in experiment.repeat):
+        missing.append(("repeat_differs", "a second capture did not give the same origin"))
+    if wants_replay(finding):
+        missing += _replay_missing(finding, replayed)
+    return missing
+
+
+def _replay_missing(finding: Finding, replayed: OperatorReplay | None) -> list[tuple[str, str]]:
+    if replayed is None:
+        return [("not_replayed", "the operator was not called again alone")]
+    if replayed.status == "stateful":
+        return []
+    if not replayed.answered:
+        return [("not_replayed", "the operator could not be called again alone")]
+    differ = arms_differ(finding, replayed)
+    if differ is False or (differ is None and replayed.first_changed is None):
+        return [("replay", "the operator alone gives the same bits with the row counts of both arms")]
+    return []
