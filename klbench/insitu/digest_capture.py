@@ -109,6 +109,8 @@ class DigestCapture:
             return
         recording = running.recording
         self._look(running, "model", running.state.finish)
+        if running.state.own_rows_only:
+            self._not_observed.add("slots of earlier positions at decode steps: only all of them together")
         if not recording.entries:
             raise RuntimeError(
                 f"no module was called in forward {recording.composition.number}: is it a graph?"

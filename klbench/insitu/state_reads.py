@@ -130,6 +130,8 @@ class StateReads:
         self._layers = max(layers, 1)
         self._argument = argument
         self._plans: Dict[Optional[int], _Plan] = {}
+        self.own_rows_only = False
+        """Whether old positions were too many to be sent one by one; reads are digested all the same."""
         self._gathered: List[Tuple[KvLook, Optional[int], _Plan, List[torch.Tensor]]] = []
         self._gathered_lanes = 0
         self._sent: Dict[Tuple[Optional[int], bool], int] = {}
@@ -200,6 +202,7 @@ class StateReads:
         if decode and seen.numel() * 8 * self._layers > _FULL_LOOK_BYTES:
             seen = seen.index_select(2, plan.high_at - 1)
             look = replace(look, own_rows_only=True)
+            self.own_rows_only = True
         recording.extras.append((look, seen))
         recording.extras.append((KvRead(look.operator, look.arguments, window), read))
 
