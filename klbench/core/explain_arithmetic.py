@@ -9,6 +9,7 @@ from klbench.core.experiments import quantised_kv
 from klbench.core.hypotheses import BATCH_INVARIANCE, Hypothesis
 from klbench.core.residues import KV_TILES
 from klbench.core.scene import (
+    LOGPROB_ROUNDING_NATS,
     Fact,
     Scene,
     cold_dirty_fact,
@@ -78,6 +79,14 @@ def row_count(scene: Scene) -> Hypothesis | None:
                     "prefill computes "
                     "in both arms: nothing of decode is needed for it",
                     {"requests": cold.before_decode},
+                )
+            )
+        if cold.before_decode == cold.dirty and cold.max_abs_nats <= LOGPROB_ROUNDING_NATS:
+            grade, weight = "unknown", 40.0
+            against.append(
+                Fact(
+                    "last_step",
+                    "a difference before the logits would have grown larger than a logprob's rounding",
                 )
             )
     elif not inside:

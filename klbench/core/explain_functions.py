@@ -8,6 +8,7 @@ from __future__ import annotations
 from klbench.core.hypotheses import BATCH_INVARIANCE, DIFFERENT_FUNCTION, RACE, Hypothesis
 from klbench.core.residues import KV_TILES
 from klbench.core.scene import (
+    LOGPROB_ROUNDING_NATS,
     ROUNDING_MEDIAN_NATS,
     Fact,
     Scene,
@@ -17,9 +18,6 @@ from klbench.core.scene import (
     size_fact,
     splits_of,
 )
-
-_LOGPROB_ROUNDING_NATS = 2e-5
-"""Two ways to compute a logprob from the same float32 logits differ by no more than this."""
 
 
 def not_numbers(scene: Scene) -> Hypothesis | None:
@@ -234,7 +232,7 @@ def definition(scene: Scene) -> Hypothesis | None:
         "also where a prefill computes both",
         {"fraction": cold.contiguous_fraction},
     )
-    tiny = cold.max_abs_nats <= _LOGPROB_ROUNDING_NATS
+    tiny = cold.max_abs_nats <= LOGPROB_ROUNDING_NATS
     if tiny:
         fact = Fact(
             "last_step",

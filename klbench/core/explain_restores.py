@@ -46,7 +46,7 @@ def wrong_restore(scene: Scene) -> Hypothesis | None:
         )
     elif cold.median_abs_nats and hit.median_abs_nats >= _MUCH_LARGER * cold.median_abs_nats:
         ratio = hit.median_abs_nats / cold.median_abs_nats
-        grade, weight = "probable", 55.0
+        grade, weight = "probable", 45.0
         speaks_for.append(
             Fact(
                 "hits_much_larger",

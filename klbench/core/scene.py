@@ -18,6 +18,9 @@ from klbench.core.model_traits import ModelTraits, model_traits
 from klbench.core.residues import Residue, Split
 from klbench.core.signature import PathReading, Signature, read_paths
 
+LOGPROB_ROUNDING_NATS = 2e-5
+"""Two ways to compute a logprob from the same float32 logits differ by no more than this."""
+
 ROUNDING_MEDIAN_NATS = 0.02
 ROUNDING_MAX_NATS = 1.0
 """Rounding makes small differences without a huge tail; wrong state or a wrong mask need not."""

@@ -184,9 +184,15 @@ def _after_equal_rows(
             h.with_against(doubt) if h.code in ("wrong_restore", "few_row_extend") else h for h in hypotheses
         ]
     if result == DIFFERS:
+        # Both logprobs of this arm are of generated tokens: how scores are defined has no part in it.
+        hypotheses = [_lowered(h, fact) if h.code == "definition" else h for h in hypotheses]
         settled = _settled(hypotheses, DIFFERENT_FUNCTION, "confirmed", fact)
         arithmetic = ("row_count", "tile_edge", "quantised")
         return [_lowered(h, fact) if h.code in arithmetic else h for h in settled]
+    if any(h.code == "definition" for h in hypotheses):
+        # Both logprobs of this arm are of generated tokens; another definition of scores stays possible.
+        named = ("definition", "row_count")
+        return [h.with_for(fact) if h.code in named else h for h in hypotheses]
     doubt = Fact("wide_mask", "a mask that is wrong only in extends of many rows would look alike")
     settled = _settled(hypotheses, BATCH_INVARIANCE, "probable", fact)
     settled = [_lowered(h, fact) if h.code in ("window_slip", "decode_step") else h for h in settled]
