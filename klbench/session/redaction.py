@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NAME = r"[^\s/'\"`,;:()\[\]{}<>|=]"
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)(--(?:admin-)?api-key|--hf-token|--ssl-keyfile-password)([= ])\S+"), r"\1\2***"),
-    (re.compile(r"(?i)\b(bearer|authorization:?)\s+\S+"), r"\1 ***"),
+    (re.compile(r"(?i)\b(authorization:?\s+(?:bearer\s+|basic\s+)?|bearer\s+)\S+"), r"\1***"),
     (re.compile(r"(?i)\b(\w*(?:api_?key|token|secret|password)\w*)=(?!\s)\S+"), r"\1=***"),
     (re.compile(r"\b(?:sk|pk|hf|xoxb|gh[pousr])[-_][A-Za-z0-9_-]{8,}"), "***"),
     (re.compile(r"://[^/\s:@]+(?::[^/\s@]*)?@"), "://***@"),
