@@ -10,7 +10,8 @@ import click
 
 import klbench as package
 from klbench.cli import options as opt
-from klbench.cli import session_commands
+from klbench.cli import diagnosis_commands, session_commands
+from klbench.cli.census import census
 from klbench.errors import ExitCode, UsageError
 
 EXIT_CODES = """\b
@@ -182,6 +183,8 @@ def _list_faults(json_place: str | None) -> int:
     return ExitCode.CONSISTENT
 
 
+klbench.add_command(census)
+klbench.add_command(diagnosis_commands.guide)
 klbench.add_command(session_commands.open_)
 klbench.add_command(session_commands.sessions)
 klbench.add_command(session_commands.compare)

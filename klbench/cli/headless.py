@@ -1,4 +1,4 @@
-"""`run`, `locate` and `demo` without a terminal: the command is its own runner.
+"""`run`, `locate`, `demo` and `census` without a terminal: the command is its own runner.
 
 Invariants: the document is written whatever happened, with `error` when something failed and with what there
 is; a signal ends the job, then the server, then the command with 128 + its number; nothing of ours is left.
@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from klbench.cli import compare_table, table
+from klbench.cli import census, compare_table, table
 from klbench.cli.failures import Interrupted, SignalSwitch, note, ring, show, signals_switched, write_json
 from klbench.cli.progress import Progress
 from klbench.errors import ExitCode, KlbenchError, UndecidedError
 from klbench.session import documents
-from klbench.session.commands import Continue, Locate, Run
+from klbench.session.census import census_document, census_exit_code
+from klbench.session.commands import Census, Continue, Locate, Run
 from klbench.session.comparing import Side, compare, side_of
 from klbench.session.continuing import continues, interrupted
 from klbench.session.folder import SessionFolder, make_session, new_session_path
@@ -34,15 +35,17 @@ MakeWork = Callable[[Session], Work]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a headless command does. `what`: the helpers, then the origin ("locate"), or the origin only where
-    a helper diverged ("demo")."""
+    a helper diverged ("demo"); or the census alone."""
 
-    what: Literal["run", "locate", "demo"]
+    what: Literal["run", "locate", "demo", "census"]
     helper: str | None = None
     request: int | None = None
     like: Side | None = None
     """What was measured before, to show beside what is measured now."""
     resumes: bool = False
     """Continue the session's interrupted run; set by `execute`."""
+    show_all: bool = False
+    """Print also what is as it should be."""
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ def execute(
         target, options = start.as_shown()
         folder = make_session(session or new_session_path(start.target.label), target, options)
         note(f"session {folder.path}")
-        plan = replace(plan, resumes=_resumes(folder, start))
+        plan = replace(plan, resumes=plan.what != "census" and _resumes(folder, start))
         try:
             asyncio.run(_work(folder, start, plan, make_work, outcome, switch))
         except KlbenchError as error:
@@ -118,6 +121,9 @@ async def _work(
 
 
 async def _follow(plan: Plan, runner: Runner, start: StartRequest) -> None:
+    if plan.what == "census":
+        await runner.execute(Census(relaunch=True))
+        return
     helpers = [plan.helper] if plan.helper else list(start.options.helpers)
     # Not a second time: what the runner found when it took the session is what is left.
     await runner.execute(Continue() if plan.resumes else Run(helpers=helpers))
@@ -164,7 +170,9 @@ def _as_defect(error: Exception, folder: SessionFolder) -> KlbenchError:
 def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: str | None) -> int:
     state = read_state(folder)
     located = state.latest_located if plan.what != "run" else None
-    if plan.what == "run":
+    if plan.what == "census":
+        document = census_document(folder.path, state, outcome.error)
+    elif plan.what == "run":
         document = documents.run_document(folder.path, state, state.run, outcome.error)
     else:
         document = documents.locate_document(folder.path, state, state.run, located, outcome.error)
@@ -190,6 +198,10 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
 
 
 def _print(folder: SessionFolder, plan: Plan, state: SessionState, document: dict[str, Any]) -> None:
+    if plan.what == "census":
+        for line in census.lines(document, show_all=plan.show_all):
+            table.out(line)
+        return
     run = documents.run_document(folder.path, state, state.run)
     if plan.what != "locate":
         lines = table.run_lines(run)
@@ -205,6 +217,8 @@ def _print(folder: SessionFolder, plan: Plan, state: SessionState, document: dic
 
 def _exit_code(plan: Plan, state: SessionState) -> int:
     run = state.run
+    if plan.what == "census":
+        return census_exit_code(state.latest_census)
     if plan.what == "run":
         return documents.run_exit_code(run) if run is not None else ExitCode.UNDECIDED
     if plan.what == "demo" and run is not None and documents.run_exit_code(run) != ExitCode.DIVERGED:

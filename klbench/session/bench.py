@@ -25,6 +25,7 @@ from klbench.engine.target import Demo, Launch, LaunchOptions
 from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.attach_exports import attach_root
+from klbench.session.census import census
 from klbench.session.continuing import check_same_prompts, interrupted, recorded_prompts
 from klbench.session.locating import (
     Chosen,
@@ -308,16 +309,7 @@ class Bench:
         not measured on the server at hand is measured again first.
         """
         chosen = choose(self._session.state, helper, request)
-        server = await self._ready_server(job)
-        try:
-            check_can_capture(server, self._session.state.server.launch_s)
-        except UndecidedError as error:
-            if not (relaunch and server.owned):
-                raise
-            self._session.emit(ev.Trouble(level="note", what=error.what, why=error.why, next=error.next))
-            await self.relaunch(job, True)
-            server = await self._ready_server(job)
-            check_can_capture(server, self._session.state.server.launch_s)
+        server = await self._capturing_server(job, relaunch)
         prompts = await self._prompts_for(server)
         if (chosen.run, chosen.helper) not in self._measured:
             measurement = Measurement(self._session, server, prompts, [chosen.helper], self._ids(server))
@@ -328,6 +320,27 @@ class Bench:
         dumps = await attached_dumps(server, self._session.start.options.server_python)
         side = server_side(server, self._ids(server), dumps)
         await trace_and_locate(self._session, job, side, chosen, columns, measured_pass, prompts.as_lists())
+
+    async def _capturing_server(self, job: JobView, relaunch: bool) -> Server:
+        """A server whose operators can be seen; started again for it where `relaunch` allows that."""
+        server = await self._ready_server(job)
+        try:
+            check_can_capture(server, self._session.state.server.launch_s)
+        except UndecidedError as error:
+            if not (relaunch and server.owned):
+                raise
+            self._session.emit(ev.Trouble(level="note", what=error.what, why=error.why, next=error.next))
+            await self.relaunch(job, True)
+            server = await self._ready_server(job)
+            check_can_capture(server, self._session.state.server.launch_s)
+        return server
+
+    async def census(self, job: JobView, relaunch: bool) -> None:
+        """Replays the model's operators on the rows of one of the session's prompts."""
+        server = await self._capturing_server(job, relaunch)
+        prompts = await self._prompts_for(server)
+        dumps = await attached_dumps(server, self._session.start.options.server_python)
+        await census(self._session, job, server_side(server, self._ids(server), dumps), prompts.as_lists())
 
     def _still_there(self, before: Chosen, request: int | None) -> Chosen:
         """The same choice in the run just made. Raises UndecidedError when the divergence went away."""

@@ -36,6 +36,13 @@ class Locate(Command, frozen=True, kw_only=True):
     """Allow a relaunch with --ready-to-capture when the server cannot be captured as it runs."""
 
 
+class Census(Command, frozen=True, kw_only=True):
+    """Replay every stateless operator with 1, 2, 3, ... rows: which are batch-invariant."""
+
+    relaunch: bool = False
+    """Allow a relaunch with --ready-to-capture when the server's operators cannot be seen as it runs."""
+
+
 class Cancel(Command, frozen=True, kw_only=True):
     """Cancel the job in progress; what it has is kept."""
 
@@ -67,6 +74,7 @@ COMMAND_TYPES: tuple[type[Command], ...] = (
     Run,
     Continue,
     Locate,
+    Census,
     Cancel,
     Report,
     Relaunch,

@@ -208,6 +208,14 @@ class Located(Event, frozen=True, kw_only=True):
     """The run whose divergence was located."""
 
 
+class CensusTaken(Event, frozen=True, kw_only=True):
+    """`result` is the body of klbench.census/1; census: its number in the session, from 1."""
+
+    census: int
+    result: dict[str, Any]
+    elapsed_s: float
+
+
 class ReportWritten(Event, frozen=True, kw_only=True):
     files: list[str]
 
@@ -238,6 +246,6 @@ class Unknown(Event, frozen=True, kw_only=True):
 EVENT_TYPES: tuple[type[Event], ...] = (
     RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded,
     JobStarted, JobProgress, JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded,
-    HelperEnded, TokenTexts, RunEnded, Located, ReportWritten, Trouble, Call, Unknown,
+    HelperEnded, TokenTexts, RunEnded, Located, CensusTaken, ReportWritten, Trouble, Call, Unknown,
     Asked, Answered, RunContinued, CodeSeen,
 )  # fmt: skip

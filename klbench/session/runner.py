@@ -61,6 +61,8 @@ class Work(Protocol):
 
     async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None: ...
 
+    async def census(self, job: JobView, relaunch: bool) -> None: ...
+
     async def relaunch(self, job: JobView, ready_to_capture: bool) -> None: ...
 
     async def report(self, job: JobView) -> None: ...
@@ -245,6 +247,9 @@ class Runner:
                     title,
                     lambda job: work.locate(job, command.helper, command.request, command.relaunch),
                 )
+            case cmd.Census():
+                title = "take the census of the model's operators"
+                return self._enqueue("census", title, lambda job: work.census(job, command.relaunch))
             case cmd.Report():
                 return self._enqueue("report", "write the report", work.report)
             case cmd.Relaunch():

@@ -184,6 +184,16 @@ class LocatedState:
 
 
 @dataclass(frozen=True, slots=True)
+class CensusState:
+    """Which operators are batch-invariant; `result` is the body of klbench.census/1."""
+
+    number: int
+    result: Mapping[str, Any]
+    elapsed_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TroubleLine:
     """An error (level "error") or a warning that a user should see."""
 

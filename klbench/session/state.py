@@ -19,6 +19,7 @@ from klbench.session.log import Entry
 from klbench.session.snapshot import (
     ArmState,
     CallLine,
+    CensusState,
     CodeState,
     HelperState,
     JobState,
@@ -34,6 +35,7 @@ from klbench.session.snapshot import (
 __all__ = [
     "ArmState",
     "CallLine",
+    "CensusState",
     "CodeState",
     "HelperState",
     "JobState",
@@ -70,6 +72,7 @@ class SessionState:
     question: Question | None = None
     runs: tuple[RunState, ...] = ()
     located: tuple[LocatedState, ...] = ()
+    censuses: tuple[CensusState, ...] = ()
     reports: tuple[str, ...] = ()
     """Report files, relative to the session folder or absolute; the newest last."""
     troubles: tuple[TroubleLine, ...] = ()
@@ -85,6 +88,10 @@ class SessionState:
     @property
     def latest_located(self) -> LocatedState | None:
         return self.located[-1] if self.located else None
+
+    @property
+    def latest_census(self) -> CensusState | None:
+        return self.censuses[-1] if self.censuses else None
 
     def apply(self, entry: Entry) -> SessionState:
         """The state after one more event."""
@@ -140,6 +147,9 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             # What was found is said at once, and again when it is confirmed.
             others = tuple(known for known in state.located if known.number != event.locate)
             return replace(state, located=(*others, located))
+        case ev.CensusTaken():
+            census = CensusState(event.census, event.result, event.elapsed_s, at)
+            return replace(state, censuses=(*state.censuses, census))
         case ev.ReportWritten():
             return replace(state, reports=(*state.reports, *event.files))
         case ev.Asked():
