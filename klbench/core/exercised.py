@@ -1,4 +1,7 @@
-"""What a run put to the test at all: cache hits, the model's window, chunked prefill.
+"""What a run puts to the test at all: cache hits, batches, the model's window, chunks, pages and checkpoints.
+
+    what_will_be_exercised([268, 301, ...], server, max_new_tokens=128)     # before a run
+    what_was_exercised(columns, server)                                     # after it
 
 A result says nothing about what it did not exercise, so this stands beside every verdict, with the lengths
 that would exercise it.
@@ -6,13 +9,16 @@ that would exercise it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from klbench.core.columns import HelperColumns, HelperName
+from klbench.core.columns import HELPERS, HelperColumns, HelperName
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,61 +31,182 @@ class Exercised:
     advice: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lengths:
+    """Of all compared requests, [n] each, in tokens."""
+
+    prompt: Ints
+    total: Ints
+
+
 def what_was_exercised(
     columns: Mapping[HelperName, HelperColumns], server: Mapping[str, Any]
 ) -> list[Exercised]:
-    """What the run's requests reached, from their lengths and the server's settings."""
-    parts = [part for part in columns.values() if len(part.token_id)]
+    """What the run's requests reached, from their lengths, their hits and the server's settings."""
+    parts = [columns[helper] for helper in HELPERS if helper in columns and len(columns[helper].token_id)]
     if not parts:
         return []
-    lengths = np.concatenate([(part.prompt_len + part.output_len)[~part.dropped] for part in parts])
-    longest_prompt = max(int(part.prompt_len.max()) for part in parts)
-    found = []
-    window = server.get("sliding_window")
-    if isinstance(window, int) and window > 0:
-        found.append(_window(window, lengths, [part for part in parts if part.requests]))
-    chunk = server.get("chunked_prefill_size")
-    if isinstance(chunk, int) and chunk > 0:
-        found.append(_chunk(chunk, lengths, longest_prompt))
+    compared = [~part.dropped & (np.diff(part.start) > 0) for part in parts]
+    lengths = _Lengths(
+        np.concatenate([part.prompt_len[kept] for part, kept in zip(parts, compared, strict=True)]),
+        np.concatenate(
+            [(part.prompt_len + part.output_len)[kept] for part, kept in zip(parts, compared, strict=True)]
+        ),
+    )
+    found = _of_lengths(lengths, server, "was")
+    found += [_hits(part, kept) for part, kept in zip(parts, compared, strict=True)]
+    found += _batches(max(int(np.count_nonzero(kept)) for kept in compared), "was")
     return found
 
 
-def _window(
-    window: int, lengths: np.ndarray[Any, np.dtype[np.int64]], parts: list[HelperColumns]
-) -> Exercised:
-    crossed = int(np.count_nonzero(lengths > window))
+def what_will_be_exercised(
+    prompt_lengths: Sequence[int], server: Mapping[str, Any], *, max_new_tokens: int
+) -> list[Exercised]:
+    """The same before a run, from the prompts. decode_cache_hit also has its second turn: longer prompts."""
+    if not prompt_lengths:
+        return []
+    prompt = np.array(prompt_lengths, dtype=np.int64)
+    found = _of_lengths(_Lengths(prompt, prompt + max_new_tokens), server, "will be")
+    found += _batches(len(prompt_lengths), "will be")
+    if server.get("radix_cache") is False:
+        found.append(
+            Exercised(
+                "no_restore",
+                "the radix cache is off: no restore will be tested",
+                {},
+                "start the server with an attention backend that keeps the radix cache",
+            )
+        )
+    page = server.get("page_size")
+    if isinstance(page, int) and page > 1:
+        short = int(np.count_nonzero(prompt <= page))
+        if short:
+            found.append(
+                Exercised(
+                    "page_not_filled",
+                    f"{short} of {len(prompt)} prompts fill no page of {page} tokens before their last "
+                    "token: "
+                    "nothing of them can be restored",
+                    {"page_size": page, "requests": short},
+                    f"use longer prompts: --prompt-tokens {4 * page}",
+                )
+            )
+    return found
+
+
+def _of_lengths(lengths: _Lengths, server: Mapping[str, Any], tense: str) -> list[Exercised]:
+    found = []
+    if (window := _setting(server, "sliding_window")) is not None:
+        found.append(_window(window, lengths, tense))
+    if (chunk := _setting(server, "chunked_prefill_size")) is not None:
+        found.append(_chunk(chunk, lengths))
+    if (interval := _setting(server, "checkpoint_interval")) is not None:
+        found.append(_checkpoints(interval, lengths, tense))
+    return found
+
+
+def _setting(server: Mapping[str, Any], name: str) -> int | None:
+    value = server.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _window(window: int, lengths: _Lengths, tense: str) -> Exercised:
+    crossed = int(np.count_nonzero(lengths.total > window))
     if not crossed:
         tokens = 2 * window
         return Exercised(
             "window_not_crossed",
-            f"no request is longer than the sliding window of {window} tokens: its handover was not tested",
-            {"window": window, "longest": int(lengths.max()), "prompt_tokens": tokens},
+            f"no request is longer than the sliding window of {window} tokens: its handover {tense} not "
+            "tested",
+            {"window": window, "longest": int(lengths.total.max()), "prompt_tokens": tokens},
             f"use longer prompts: --prompt-tokens {tokens}",
         )
-    in_decode = sum(
-        int(np.count_nonzero((part.prompt_len <= window) & (part.prompt_len + part.output_len > window)))
-        for part in parts
-    )
+    in_decode = int(np.count_nonzero((lengths.prompt <= window) & (lengths.total > window)))
     return Exercised(
         "window_crossed",
-        f"{crossed} of {len(lengths)} requests are longer than the sliding window of {window} tokens, "
+        f"{crossed} of {len(lengths.total)} requests are longer than the sliding window of {window} tokens, "
         f"{in_decode} cross it while decoding",
-        {"window": window, "crossed": crossed, "in_decode": in_decode},
+        {
+            "window": window,
+            "crossed": crossed,
+            "in_decode": in_decode,
+            "prompt_tokens_in_decode": max(1, window - 8),
+        },
     )
 
 
-def _chunk(chunk: int, lengths: np.ndarray[Any, np.dtype[np.int64]], longest_prompt: int) -> Exercised:
+def _chunk(chunk: int, lengths: _Lengths) -> Exercised:
     # A chunk is filled by all requests of a prefill together, so many short ones are cut, too.
-    total = int(lengths.sum())
-    if int(lengths.max()) > chunk:
+    longest = int(lengths.total.max())
+    if longest > chunk:
         return Exercised(
             "chunk_crossed",
-            f"the longest request ({int(lengths.max())} tokens) is longer than a prefill chunk of {chunk}",
-            {"chunk": chunk, "longest": int(lengths.max())},
+            f"the longest request ({longest} tokens) is longer than a prefill chunk of {chunk}",
+            {"chunk": chunk, "longest": longest},
         )
     return Exercised(
         "chunk_within_request",
         f"no request is longer than a prefill chunk of {chunk} tokens; one can only be cut because others "
-        "share its prefill",
-        {"chunk": chunk, "longest": int(lengths.max()), "longest_prompt": longest_prompt, "total": total},
+        f"share its prefill (prompts of {2 * chunk} tokens, or --chunked-prefill-size "
+        f"{max(1, longest // 4)}, "
+        "would be cut)",
+        {
+            "chunk": chunk,
+            "longest": longest,
+            "longest_prompt": int(lengths.prompt.max()),
+            "total": int(lengths.total.sum()),
+            "prompt_tokens": 2 * chunk,
+        },
     )
+
+
+def _checkpoints(interval: int, lengths: _Lengths, tense: str) -> Exercised:
+    crossed = int(np.count_nonzero((lengths.total - 1) // interval > (lengths.prompt - 1) // interval))
+    if crossed:
+        return Exercised(
+            "checkpoint_crossed",
+            f"{crossed} of {len(lengths.total)} requests pass a checkpoint (every {interval} tokens) while "
+            "decoding",
+            {"interval": interval, "crossed": crossed},
+        )
+    return Exercised(
+        "checkpoint_not_crossed",
+        f"no request passes a checkpoint of its state (every {interval} tokens) while decoding: writing "
+        "one in "
+        f"decode {tense} not tested",
+        {"interval": interval, "max_new_tokens": interval},
+        f"generate more: --max-new-tokens {interval}",
+    )
+
+
+def _hits(part: HelperColumns, compared: npt.NDArray[np.bool_]) -> Exercised:
+    cached = part.cached_generation[compared]
+    hits = int(np.count_nonzero(cached))
+    values: dict[str, Any] = {"helper": part.helper, "hits": hits, "requests": len(cached)}
+    if not hits:
+        text = f"{part.helper}: all {len(cached)} requests are cold, no restore was tested"
+        return Exercised("cold", text, values)
+    restored = cached[cached > 0]
+    rows = (part.prompt_len - part.cached_generation)[compared][cached > 0]
+    values |= {
+        "restored_tokens": [int(restored.min()), int(restored.max())],
+        "extend_rows": [int(rows.min()), int(rows.max())],
+    }
+    text = (
+        f"{part.helper}: {hits} of {len(cached)} compared requests restored {restored.min()} to "
+        f"{restored.max()} tokens and extended them by {rows.min()} to {rows.max()}"
+    )
+    return Exercised("restored", text, values)
+
+
+def _batches(requests: int, tense: str) -> list[Exercised]:
+    if requests > 1:
+        return []
+    return [
+        Exercised(
+            "no_batch",
+            f"one request decodes alone, with one row: that others share its forward {tense} not tested",
+            {"requests": requests},
+            "use more requests: --samples 32",
+        )
+    ]
