@@ -185,6 +185,7 @@ def _list_faults(json_place: str | None) -> int:
 
 klbench.add_command(census)
 klbench.add_command(diagnosis_commands.guide)
+klbench.add_command(diagnosis_commands.guide)
 klbench.add_command(session_commands.open_)
 klbench.add_command(session_commands.sessions)
 klbench.add_command(session_commands.compare)
