@@ -28,6 +28,7 @@ from klbench.session.arm_file import SavedArm, arm_file, save_arm
 from klbench.session.columns import load_columns, save_columns
 from klbench.session.continuing import kept_arms, save_prompts, saved_generation
 from klbench.session.folder import write_atomically
+from klbench.session.history import Past, past_of
 from klbench.session.runner import JobView, Session
 from klbench.session.state import RunState
 
@@ -101,8 +102,10 @@ class Measurement:
         earlier_s = self._continue() if self._continues is not None else self._start()
         cancelled = False
         try:
+            target, _ = self._session.start.as_shown()
+            past = await asyncio.to_thread(past_of, target)
             for done, helper in enumerate(self._helpers):
-                job.progress(helper, done, len(self._helpers))
+                job.progress(helper, done, len(self._helpers), self._expected_s(past, self._helpers[done:]))
                 await self._helper(helper)
         except asyncio.CancelledError:
             cancelled = True
@@ -113,6 +116,12 @@ class Measurement:
             self._session.emit(
                 ev.RunEnded(run=self.number, verdict=verdict, elapsed_s=elapsed_s, cancelled=cancelled)
             )
+
+    def _expected_s(self, past: Past, helpers: Sequence[HelperName]) -> float | None:
+        """What these helpers should take, by what earlier sessions took here."""
+        prompts = self._prompts.prompts
+        new_tokens = self._session.start.options.max_new_tokens
+        return past.run_s(helpers, sum(map(len, prompts)), len(prompts), new_tokens)
 
     def _start(self) -> float:
         _, options = self._session.start.as_shown()

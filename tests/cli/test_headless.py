@@ -1,18 +1,23 @@
 """run, locate and demo without a terminal: documents, exit codes, signals."""
 
+import contextlib
 import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
+import msgspec
 import pytest
 
+from klbench.cli import main
 from klbench.cli.headless import Plan, execute
 from klbench.errors import ExitCode
 from klbench.session.folder import SessionFolder
 from klbench.session.link import read_state
+from klbench.session.log import read_log
 from klbench.session.request import Options, StartRequest, Target
 from tests.session.scripted import DIVERGED, FINDING, RESULT, ScriptedWork
 
@@ -189,3 +194,56 @@ def test_a_killed_command_leaves_a_session_that_says_so_and_can_be_continued(tmp
     assert not state.runner.alive
     assert [helper.status for helper in state.run.helpers] == ["clean", "stopped", "stopped"]
     assert headless(tmp_path)[0] == ExitCode.CONSISTENT
+
+
+def test_a_signal_while_the_document_is_written_does_not_lose_it(tmp_path):
+    pipe = tmp_path / "result"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "session"), str(pipe)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    for line in process.stderr:
+        if line.startswith("decode_cache_hit · clean"):
+            break
+    # Its work has ended once the log says so; then it waits for somebody to open the pipe.
+    with log_until(tmp_path / "session" / "events.jsonl", "RunnerEnded"):
+        process.send_signal(signal.SIGTERM)
+    with open(pipe, encoding="utf-8") as document:
+        helpers = json.load(document)["helpers"]
+    process.stderr.read()
+    assert process.wait() == ExitCode.CONSISTENT
+    assert [helper["status"] for helper in helpers.values()] == ["clean"] * 3
+
+
+@contextlib.contextmanager
+def log_until(path, name):
+    """Enters once the log has an event of that type; the deadline only ends a test that would never end."""
+    deadline = time.monotonic() + 60
+    while not any(type(entry.event).__name__ == name for entry in read_log(path)):
+        assert time.monotonic() < deadline
+    yield
+
+
+def test_the_bell_rings_only_where_there_is_a_terminal_and_the_user_wants_it(tmp_path, monkeypatch, capsys):
+    start = msgspec.structs.replace(START, options=msgspec.structs.replace(START.options, notify=True))
+    headless(tmp_path, start=start)
+    shown = capsys.readouterr().err
+    assert "klbench: done with exit code 0" in shown
+    assert "\a" not in shown
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    headless(tmp_path, start=start)
+    assert "\a" in capsys.readouterr().err
+    headless(tmp_path)
+    assert "\a" not in capsys.readouterr().err
+
+
+def test_the_options_of_a_runner_reach_it_from_the_command_line(monkeypatch):
+    asked = []
+    monkeypatch.setattr("klbench.cli.headless.execute", lambda start, *_, **__: asked.append(start) or 0)
+    assert main(["run", "--demo", "--keep-idle", "60", "--notify"]) == 0
+    assert (asked[0].options.keep_idle_s, asked[0].options.notify) == (60.0, True)
+    assert main(["run", "--demo"]) == 0
+    assert (asked[1].options.keep_idle_s, asked[1].options.notify) == (1800.0, False)
