@@ -1,5 +1,6 @@
 """The command line: what it takes, what it refuses, what it imports."""
 
+import io
 import json
 import subprocess
 import sys
@@ -325,3 +326,82 @@ def test_the_session_layer_imports_no_screen_and_no_engine_of_sglangs(module):
 def test_every_command_has_help_that_names_what_it_does():
     for name, command in klbench.commands.items():
         assert command.help, name
+
+
+def interrupted_session():
+    """A session whose runner was killed in the middle of a helper."""
+    folder = make_session(new_session_path("demo-dense"), {"kind": "demo", "model": "dense"}, {})
+    with EventLog(folder.events) as log:
+        for event in (
+            ev.RunnerStarted(
+                klbench_version="0.1.0",
+                pid=1,
+                host="h",
+                target={"kind": "demo", "model": "dense"},
+                options={},
+            ),
+            ev.ServerReady(server=SERVER, url="http://127.0.0.1:1", launch_s=21.0),
+            ev.RunStarted(run=1, helpers=["match"], prompts={"source": "s", "count": 4}, options={}),
+            ev.ArmStarted(run=1, helper="match", arm="scoring", requests=4, tokens=9),
+        ):
+            log.append(event)
+    return folder
+
+
+@pytest.fixture
+def continued(monkeypatch):
+    """The sessions that were continued."""
+    asked = []
+
+    async def keep(folder):
+        asked.append(folder.path)
+        return "run 1 goes on"
+
+    monkeypatch.setattr("klbench.cli.opening.continue_session", keep)
+    return asked
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_an_interrupted_run_is_offered_to_be_continued(
+    workbench, continued, monkeypatch, capsys, answer, goes_on
+):
+    folder = interrupted_session()
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert main(["open", folder.name]) == 0
+    assert "run 1 was interrupted in match (scoring arm)" in capsys.readouterr().err
+    assert bool(continued) == goes_on
+    assert workbench[0]["session"] == folder.path
+
+
+def test_open_continue_asks_nothing(workbench, continued):
+    folder = interrupted_session()
+    assert main(["open", "--continue", folder.name]) == 0
+    assert continued == [folder.path]
+    assert len(workbench) == 1
+
+
+def test_without_a_terminal_an_interrupted_run_says_how_it_is_continued(capsys):
+    folder = interrupted_session()
+    assert main(["open", folder.name]) == 0
+    assert f"continue it: klbench open --continue {folder.path}" in capsys.readouterr().out
+    assert main(["sessions"]) == 0
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_a_finished_session_has_nothing_to_continue(capsys):
+    folder = recorded_session()
+    assert main(["open", "--continue", folder.name]) == ExitCode.USAGE
+    assert "klbench run --like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["run", "--session"], ["open", "--continue"]])
+def test_a_session_alone_is_continued_with_what_it_was_started_with(monkeypatch, command):
+    folder = interrupted_session()
+    asked = []
+    monkeypatch.setattr(
+        "klbench.cli.headless.execute", lambda start, plan, **how: asked.append((start, plan, how)) or 0
+    )
+    assert main([*command, str(folder.path)]) == 0
+    ((start, plan, how),) = asked
+    assert (start.target.kind, start.target.model, plan.what) == ("demo", "dense", "run")
+    assert how["session"] == folder.path
