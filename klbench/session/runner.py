@@ -295,9 +295,10 @@ class Runner:
         `keep_idle_s` (by default as the request says): it holds GPUs."""
         keep_idle_s = self.start.options.keep_idle_s if keep_idle_s is None else keep_idle_s
         while not self._stopping.is_set():
-            if self._current is not None or self._queue or self._socket.attached:
+            busy = self._current is not None or bool(self._queue) or bool(self._socket.attached)
+            if busy:
                 self._active_at = time.monotonic()
-            left = self._active_at + keep_idle_s - time.monotonic()
+            left = max(0.1 if busy else 0.0, self._active_at + keep_idle_s - time.monotonic())
             if left <= 0:
                 self.stop(f"idle for {keep_idle_s / 60:.0f} minutes with nobody attached")
                 return

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,8 +17,9 @@ from klbench.session import events as ev
 from klbench.session.arm_file import load_arm
 from klbench.session.columns import load_columns
 from klbench.session.continuing import continues, interrupted, start_to_continue
+from klbench.session.detached import run_detached
 from klbench.session.folder import SessionFolder
-from klbench.session.link import read_state
+from klbench.session.link import RunnerOrder, read_state
 from klbench.session.log import read_log
 from klbench.session.request import Options, StartRequest, Target
 from tests.session.fake_engine import FakeBench
@@ -196,3 +198,21 @@ def test_a_session_with_a_key_is_not_continued_without_it(tmp_path):
     assert "key" in refused.value.why
     assert isinstance(refused.value, UsageError)
     assert not isinstance(refused.value, UndecidedError)
+
+
+def test_a_detached_runner_takes_up_the_interrupted_run_and_ends_when_idle(tmp_path, capfd):
+    folder = killed_in(tmp_path / "s", "prefill_cache_hit", "scoring")
+    capfd.readouterr()
+    order = RunnerOrder(start=start_to_continue(folder, read_state(folder)), continue_run=True)
+    code = run_detached(folder.path, msgspec.json.encode(order), FakeBench, keep_idle_s=0.0)
+    assert code == ExitCode.CONSISTENT
+    assert arms_run(capfd)[0] == ("prefill_cache_hit", "scoring")
+    (run,) = read_state(folder).runs
+    assert [helper.status for helper in run.helpers] == ["diverged"] * 3
+
+
+def test_the_session_says_how_long_an_idle_runner_stays(tmp_path):
+    options = msgspec.structs.replace(START.options, keep_idle_s=0.0)
+    order = RunnerOrder(start=msgspec.structs.replace(START, options=options), run_first=False)
+    assert run_detached(tmp_path / "s", msgspec.json.encode(order), FakeBench) == ExitCode.CONSISTENT
+    assert "idle" in read_state(SessionFolder(tmp_path / "s")).runner.ended
