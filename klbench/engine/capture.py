@@ -1,11 +1,12 @@
-"""One capture from start to finding: repeat the arms with armed ids, convert, align, localise, clean up.
+"""One capture from start to finding: repeat the arms with armed ids, align, localise, measure, clean up.
 
     outcome = await capture(server_side, work, trace_dir=folder)
     outcome.body()          the parts of klbench.locate/1 that it fills
 
-Same batch or it is another experiment: all prompts run again in the same order on the same cache state, only
-the chosen request is recorded, and each of its forwards is compared with the measured run's. Dump files live
-in a folder of their own below `trace_dir` and are removed at the end, however it ends, unless they are kept.
+Digests are taken in place: the server writes the trace. The stock dumper writes files that are converted to
+one; it also fetches the real rows of the few operators around an origin. Each forward is compared with the
+measured run's. Dump files live in a folder of their own below `trace_dir` and are removed at the end, however
+it ends, unless they are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,54 +24,32 @@ from typing import Any
 import numpy as np
 
 from klbench.core.alignment import Alignment, align, ranks_of
-from klbench.core.columns import HelperColumns, HelperName
+from klbench.core.columns import HelperColumns
 from klbench.core.findings import Evidence, Finding, Localisation
 from klbench.core.localisation import localise
-from klbench.core.trace import Arm, Trace
-from klbench.engine.arms import ArmOptions, run_arms
-from klbench.engine.capture_control import CaptureControl, RequestIds
-from klbench.engine.client import ServerClient
+from klbench.core.trace import Trace
+from klbench.engine.capture_control import Backend
+from klbench.engine.captured_work import (
+    ServerSide,
+    Work,
+    differs,
+    first_divergent_offset,
+    forecast_for,
+    last_positions,
+    repeat_captured,
+)
 from klbench.engine.compositions import Repetition, compare_compositions, read_compositions
-from klbench.engine.dump_process import DumpProcess
-from klbench.engine.forecast import Forecast, forecast
+from klbench.engine.forecast import Forecast
 from klbench.engine.progress import ArmObserver
 from klbench.engine.traces import read_trace
-from klbench.engine.ulp_rows import measure_ulps
+from klbench.engine.ulp_rows import dump_pattern, measure_ulps, modules_to_measure
 from klbench.errors import KlbenchError, UndecidedError
 
 FREE_FLOOR_BYTES = 2 << 30
 """Space that a capture leaves free on its disk."""
 
-_CLOSE_AFTER_ERROR_S = 3.0
-
 Progress = Callable[[str, int, int], None]
 """Phase, done, total."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSide:
-    """What a capture needs of a server that carries our plugin."""
-
-    client: ServerClient
-    control: CaptureControl
-    ids: RequestIds
-    dumps: DumpProcess
-    model_config: Mapping[str, Any]
-    """The model's config.json, for the forecast; may be empty."""
-    options: ArmOptions | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is captured: one request of one measured helper."""
-
-    helper: HelperName
-    prompts: Sequence[Sequence[int]]
-    request: int
-    measured: HelperColumns
-    max_new_tokens: int
-    measured_passes: Collection[int] = ()
-    """The passes of the measured run, for comparing compositions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +57,7 @@ class Outcome:
     """What a capture found."""
 
     work: Work
-    backend: str
+    backend: Backend
     alignment: Alignment
     localisation: Localisation
     repetition: Repetition | None
@@ -132,113 +111,82 @@ class Outcome:
         }
 
 
-def first_divergent_offset(columns: HelperColumns, request: int) -> int | None:
-    """The first generated token of the request whose logprobs are not bit-equal, None where all are."""
-    differs = _differs(columns, columns.tokens_of(request))
-    return int(np.argmax(differs)) if differs.any() else None
-
-
-def _differs(columns: HelperColumns, tokens: slice) -> Any:
-    """Which tokens' float32 bits differ; a NaN equals only the same NaN."""
-    return columns.decode_nats[tokens].view(np.uint32) != columns.prefill_nats[tokens].view(np.uint32)
-
-
-def generation_tokens(work: Work) -> int:
-    """How many tokens the generation arm needs to show the first divergence again."""
-    first = first_divergent_offset(work.measured, work.request)
-    return work.max_new_tokens if first is None else first + 1
-
-
-def forecast_for(side: ServerSide, work: Work) -> Forecast:
-    """What the capture will write, from the measured forwards where they are known."""
-    measured = []
-    if work.measured_passes:
-        log = side.control.control_dir / f"forwards-{side.control.ranks[0]}.jsonl"
-        measured = read_compositions(log, side.ids.nonce, work.measured_passes)
-    return forecast(
-        side.model_config,
-        work.measured,
-        work.request,
-        max_new_tokens=work.max_new_tokens,
-        generation_tokens=generation_tokens(work),
-        ranks=len(side.control.ranks),
-        measured_forwards=measured,
-        measured_passes=work.measured_passes,
-    )
-
-
 async def capture(
     side: ServerSide,
     work: Work,
     *,
     trace_dir: Path,
+    backend: Backend = "digest",
+    numbers: bool = True,
     keep_dumps: bool = False,
     free_floor_bytes: int = FREE_FLOOR_BYTES,
     observe: ArmObserver | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Captures, localises and cleans up.
+    """Captures, localises, fetches the numbers around the origins and cleans up.
 
-    `trace_dir` (made if it is not there) keeps the trace. Raises UndecidedError when the disk is too full, a
-    rank refuses, the capture was cut, or the server no longer repeats its tokens.
+    `trace_dir` (made if it is not there) keeps the trace. `numbers` False leaves the ulps out: with digests
+    they cost a second pass over the arms. Raises UndecidedError when the disk is too full, a rank refuses,
+    the capture was cut, or the server no longer repeats its tokens.
     """
     say = progress or _say_nothing
-    expected = forecast_for(side, work)
+    expected = forecast_for(side, work, backend)
     dumps, trace_folder = _new_folders(trace_dir, expected, free_floor_bytes)
+    cap = max(4 * expected.size_bytes, 1 << 30)
+
+    async def repeated(folder: Path, by: Backend, pattern: str | None = None) -> HelperColumns:
+        return await repeat_captured(
+            side,
+            work,
+            folder,
+            backend=by,
+            pattern=pattern,
+            free_floor_bytes=free_floor_bytes,
+            size_cap_bytes=cap,
+            observe=observe,
+        )
+
     try:
         began = time.monotonic()
-        cap = max(4 * expected.size_bytes, 1 << 30)
-        await side.control.open(dumps, free_floor_bytes=free_floor_bytes, size_cap_bytes=cap)
-        rids = side.ids.next_pass({work.request})
+        say("repeating the arms", 0, expected.forwards)
+        if backend == "digest":
+            trace_folder.mkdir(mode=0o700)
+        columns = await repeated(trace_folder if backend == "digest" else dumps, backend)
         captured_pass = side.ids.latest_pass
-        try:
-            say("repeating the arms", 0, expected.forwards)
-            columns = await run_arms(
-                side.client,
-                work.helper,
-                work.prompts,
-                max_new_tokens=work.max_new_tokens,
-                generation_tokens=generation_tokens(work),
-                rids=rids,
-                measured=work.measured,
-                observe=observe,
-                options=side.options,
-            )
-        except BaseException:
-            # A server that died answers nothing more; what it died of is the error.
-            with contextlib.suppress(KlbenchError):
-                await asyncio.shield(side.control.close(limit_s=_CLOSE_AFTER_ERROR_S))
-            raise
-        await side.control.close()
-        capture_s = time.monotonic() - began
-        if (reason := side.control.invalid(dumps)) is not None:
-            raise UndecidedError("the capture was cut", why=reason, next="free the disk and capture again")
-        async with side.dumps.started() as reader:
-            began = time.monotonic()
-            converted = await reader.convert(dumps, trace_folder, lambda a, b: say("converting", a, b))
-            convert_s = time.monotonic() - began
+        capture_s, convert_s, converted = time.monotonic() - began, 0.0, None
+        async with contextlib.AsyncExitStack() as stack:
+            if backend == "dumper":
+                began = time.monotonic()
+                reader = await stack.enter_async_context(side.dumps.started())
+                converted = await reader.convert(dumps, trace_folder, lambda a, b: say("converting", a, b))
+                convert_s = time.monotonic() - began
             began = time.monotonic()
             say("localising", 0, 1)
             trace = await asyncio.to_thread(read_trace, trace_folder)
             alignment, found = await asyncio.to_thread(_localise, trace, work, columns)
             localise_s = time.monotonic() - began
-            say("fetching rows", 0, 1)
-            found = await measure_ulps(reader, dumps, trace, found, alignment.pairs)
+            if numbers and found.findings:
+                say("fetching rows", 0, 1)
+                if backend == "dumper":
+                    found = await measure_ulps(reader, dumps, trace, found, alignment.pairs)
+                else:
+                    found = await _with_numbers(side, work, found, dumps, repeated)
         repetition = _repetition(side, work, captured_pass)
         changed, compared = _changed(work, columns)
+        trace_bytes = sum(path.stat().st_size for path in trace_folder.iterdir())
         outcome = Outcome(
             work=work,
-            backend=trace.backend,
+            backend=backend,
             alignment=alignment,
             localisation=found,
             repetition=repetition,
             changed_logprobs=changed,
             compared_logprobs=compared,
             symptom_shows=first_divergent_offset(columns, work.request) is not None,
-            dump_bytes=converted.dump_bytes,
-            trace_bytes=converted.trace_bytes,
-            files=converted.files,
-            forwards=converted.forwards,
+            dump_bytes=trace_bytes if converted is None else converted.dump_bytes,
+            trace_bytes=trace_bytes,
+            files=len(list(trace_folder.iterdir())) if converted is None else converted.files,
+            forwards=len(trace.forward_number),
             capture_s=capture_s,
             convert_s=convert_s,
             localise_s=localise_s,
@@ -250,6 +198,38 @@ async def capture(
     finally:
         if not keep_dumps:
             await asyncio.to_thread(shutil.rmtree, dumps, True)
+
+
+async def _with_numbers(
+    side: ServerSide,
+    work: Work,
+    found: Localisation,
+    dumps: Path,
+    repeated: Callable[[Path, Backend, str | None], Awaitable[HelperColumns]],
+) -> Localisation:
+    """`found` with ulps: the arms once more, with the real rows of the few operators that matter dumped.
+
+    A finding stands without its numbers; why they are missing is then part of its evidence.
+    """
+    try:
+        columns = await repeated(dumps, "dumper", dump_pattern(modules_to_measure(found)))
+        rows = dumps / "trace"
+        async with side.dumps.started() as reader:
+            await reader.convert(dumps, rows, lambda _done, _total: None)
+            trace = await asyncio.to_thread(read_trace, rows)
+            alignment, _ = await asyncio.to_thread(_localise, trace, work, columns)
+            if not alignment.proved:
+                raise UndecidedError("the rows cannot be paired", why=alignment.reason or "")
+            return await measure_ulps(reader, dumps, trace, found, alignment.pairs)
+    except KlbenchError as error:
+        text = "The real rows were not fetched: " + ": ".join(
+            part for part in (error.what, error.why) if part
+        )
+        lacking = Evidence("no_numbers", text + ".", {})
+        findings = tuple(
+            dataclasses.replace(finding, evidence=(*finding.evidence, lacking)) for finding in found.findings
+        )
+        return dataclasses.replace(found, findings=findings)
 
 
 def _say_nothing(phase: str, done: int, total: int) -> None:
@@ -280,18 +260,6 @@ def _new_folders(trace_dir: Path, expected: Forecast, free_floor_bytes: int) -> 
         number += 1
 
 
-def last_positions(work: Work, columns: HelperColumns) -> dict[Arm, int]:
-    """For each arm, the last row that the request needed: prompt and all generated tokens but the last."""
-    prompt = int(columns.prompt_len[work.request])
-    output = int(columns.output_len[work.request])
-    limits = {Arm.GENERATION: prompt + output - 2}
-    if work.helper == "decode_cache_hit":
-        # The second turn is the first prompt, its output and a separator of one token or more.
-        first_output = prompt - len(work.prompts[work.request]) - 1
-        limits[Arm.WARMING] = len(work.prompts[work.request]) + max(first_output, 1) - 2
-    return limits
-
-
 def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignment, Localisation]:
     """Aligns and localises every rank; the first rank's alignment stands for all unless another refuses."""
     limits = last_positions(work, columns)
@@ -302,7 +270,7 @@ def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignme
             why="no forward held the chosen request",
             next="check that the server runs eager and carries klbench's plugin",
         )
-    offsets = np.flatnonzero(_differs(columns, columns.tokens_of(work.request)))
+    offsets = np.flatnonzero(differs(columns, columns.tokens_of(work.request)))
     divergent = int(columns.prompt_len[work.request]) + offsets
     refused = [alignment for alignment in alignments if not alignment.proved]
     return (refused or alignments)[0], localise(trace, alignments, divergent)

@@ -13,13 +13,14 @@ import os
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from klbench.core.columns import ArmName
 from klbench.engine.arms import Rids
 from klbench.errors import UndecidedError
 from klbench.insitu.rids import RequestId
 
+Backend = Literal["digest", "dumper"]
 _CONTROL = "capture-control.json"
 _ACK_LIMIT_S = 30.0
 _POLL_S = 0.02
@@ -69,14 +70,26 @@ class CaptureControl:
         self.nonce = nonce
         self.ranks = sorted(ranks)
 
-    async def open(self, folder: Path, *, free_floor_bytes: int, size_cap_bytes: int) -> None:
-        """Opens capture into `folder` (ours, mode 0700). Raises UndecidedError where a rank refuses."""
+    async def open(
+        self,
+        folder: Path,
+        *,
+        free_floor_bytes: int,
+        size_cap_bytes: int,
+        backend: Backend = "dumper",
+        pattern: str | None = None,
+    ) -> None:
+        """Opens capture into `folder` (ours, mode 0700). Raises UndecidedError where a rank refuses.
+
+        `pattern` is a regular expression: the dumper writes the tensors in whose name it is found.
+        """
         for rank in self.ranks:
             (self.control_dir / f"invalid-{rank}.json").unlink(missing_ok=True)
         await self._ask(
             {
                 "folder": str(folder),
-                "filter": None,
+                "backend": backend,
+                "filter": pattern,
                 "free_floor_bytes": free_floor_bytes,
                 "size_cap_bytes": size_cap_bytes,
             }

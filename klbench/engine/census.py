@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klbench.core.census import OperatorReplay, largest_prime, row_counts
-from klbench.engine.capture import ServerSide
+from klbench.engine.captured_work import ServerSide
 from klbench.engine.replay import Progress, replay
 from klbench.errors import UndecidedError
 

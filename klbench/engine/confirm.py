@@ -22,7 +22,8 @@ from klbench.core.confirmation import (
     with_replay,
 )
 from klbench.core.findings import Finding
-from klbench.engine.capture import Outcome, Progress, ServerSide, Work, capture
+from klbench.engine.capture import Outcome, Progress, capture
+from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.progress import ArmObserver
 from klbench.engine.replay import replay
 from klbench.errors import KlbenchError
@@ -65,7 +66,15 @@ async def confirm(
     if outcome.symptom_shows and any(may_be_confirmed(finding) for finding in findings):
         say("capturing once more", 0, 1)
         try:
-            again = await capture(side, outcome.work, trace_dir=trace_dir, observe=observe, progress=progress)
+            again = await capture(
+                side,
+                outcome.work,
+                trace_dir=trace_dir,
+                backend=outcome.backend,
+                numbers=False,
+                observe=observe,
+                progress=progress,
+            )
             repeat = again.findings
         except KlbenchError as error:
             no_repeat = ": ".join(part for part in (error.what, error.why) if part)

@@ -1,7 +1,8 @@
-"""How much a capture with the stock dumper writes, before it is started.
+"""How much a capture writes, before it is started.
 
 Counted on a Qwen3 layer: 17 tensors of hidden width, 8 of the width of all query heads, 8 of all key heads,
 6 of the MLP's width; two bytes an element, about 1.5 KB around each file. Other architectures are near it.
+Digests take 16 bytes a row; about half of a forward's tensors are passed on unchanged and stored once.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from klbench.core.columns import HelperColumns
+from klbench.engine.capture_control import Backend
 from klbench.engine.compositions import Composition
 
 _FILES_PER_LAYER = 42
 _FILES_PER_FORWARD = 20
 _FILE_BYTES = 1500
+_DIGEST_BYTES = 8
+_DIGEST_FILES = 3
 _LARGEST_PREFILL = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`rows` are rows of whole batches, summed over the captured forwards."""
+    """`rows` are what is written of the captured forwards: rows of whole batches by the dumper, of the
+    request alone by digests."""
 
     forwards: int
     rows: int
@@ -59,13 +64,17 @@ def forecast(
     ranks: int,
     measured_forwards: Sequence[Composition] = (),
     measured_passes: Collection[int] = (),
+    backend: Backend = "dumper",
 ) -> Forecast:
     """The forecast, from the measured forwards of the request where they are known, else from the lengths."""
     counted = _counted(measured_forwards, measured_passes, columns, request, generation_tokens)
-    forwards, rows = counted or _guessed(columns, request, max_new_tokens, generation_tokens)
+    forwards, rows, own_rows = counted or _guessed(columns, request, max_new_tokens, generation_tokens)
     layers = config.get("num_hidden_layers")
     layers = layers if isinstance(layers, int) else 32
-    files = forwards * (layers * _FILES_PER_LAYER + _FILES_PER_FORWARD) * ranks
+    tensors = layers * _FILES_PER_LAYER + _FILES_PER_FORWARD
+    if backend == "digest":
+        return Forecast(forwards, own_rows, _DIGEST_FILES * ranks, own_rows * tensors * _DIGEST_BYTES * ranks)
+    files = forwards * tensors * ranks
     vocabulary = config.get("vocab_size")
     # Logits are written twice, for the rows that sample: about one a request and forward.
     logits = 8 * (vocabulary if isinstance(vocabulary, int) else 150_000) * columns.requests * forwards
@@ -78,21 +87,23 @@ def _counted(
     columns: HelperColumns,
     request: int,
     generation_tokens: int,
-) -> tuple[int, int] | None:
+) -> tuple[int, int, int] | None:
+    """Forwards, rows of their whole batches, rows of the request."""
     last = int(columns.prompt_len[request]) + generation_tokens - 2
-    count = rows = 0
+    count = rows = own = 0
     for composition in forwards:
         for arm in ("warming", "generation", "scoring"):
             part = composition.part_of(passes, arm, request)
             if part is not None and (arm != "generation" or part.first_position <= last):
                 count += 1
                 rows += composition.rows
-    return (count, rows) if count else None
+                own += part.rows
+    return (count, rows, own) if count else None
 
 
 def _guessed(
     columns: HelperColumns, request: int, max_new_tokens: int, generation_tokens: int
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     prompts = int(columns.prompt_len.sum())
     scored = min(prompts + int(columns.output_len.sum()), _LARGEST_PREFILL + int(columns.prompt_len[request]))
     if columns.helper == "match":
@@ -102,4 +113,5 @@ def _guessed(
     else:
         prefills, extra = min(prompts, _LARGEST_PREFILL), max_new_tokens
     decodes = generation_tokens + extra
-    return decodes + 4, prefills + scored + decodes * columns.requests
+    own = 2 * int(columns.prompt_len[request]) + int(columns.output_len[request]) + decodes
+    return decodes + 4, prefills + scored + decodes * columns.requests, own

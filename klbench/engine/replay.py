@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from klbench.core.census import Damage, OperatorReplay, Status, joined_variants
 from klbench.core.ulps import compare_rows
-from klbench.engine.capture import ServerSide
+from klbench.engine.captured_work import ServerSide
 from klbench.engine.traces import read_rows
 from klbench.errors import UndecidedError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ async def measure_ulps(
         for neighbour in found.around:
             if neighbour.output == "differs":
                 key = f"around/{neighbour.operator}"
-                wanted += _rows_of(trace, pairs, key, neighbour.operator, found.around_position, arm)
+                operator = _number(trace, neighbour.module, neighbour.call)
+                wanted += _rows_of(trace, pairs, key, operator, found.around_position, arm)
     for number, finding in enumerate(found.findings[:_FINDINGS]):
         if finding.rank == pairs.rank and finding.kind not in ("head", "not_aligned"):
             direction = Direction.IN if finding.kind == "gap" else Direction.OUT
@@ -41,7 +43,7 @@ async def measure_ulps(
                 trace,
                 pairs,
                 f"finding/{number}",
-                finding.operator,
+                _number(trace, finding.module, finding.call),
                 finding.first_position,
                 Arm[finding.arm.upper()],
                 direction,
@@ -65,18 +67,37 @@ async def measure_ulps(
     return dataclasses.replace(found, around=around, findings=findings)
 
 
+def modules_to_measure(found: Localisation) -> list[str]:
+    """The modules whose rows `measure_ulps` asks for."""
+    around = {neighbour.module for neighbour in found.around if neighbour.output == "differs"}
+    return sorted(around | {finding.module for finding in found.findings[:_FINDINGS]})
+
+
+def dump_pattern(modules: list[str]) -> str:
+    """The dumper's names of these modules' tensors, and of the embedding's, without which no row pairs."""
+    return rf"^non_intrusive__({'|'.join(map(re.escape, modules))}|[^ ]*embed[^.]*)\.(inputs|output)"
+
+
+def _number(trace: Trace, module: str, call: int) -> int | None:
+    """The operator's number in `trace`, which another back end may have made than the one that found it."""
+    for number, operator in enumerate(trace.operators):
+        if (operator.module, operator.call) == (module, call):
+            return number
+    return None
+
+
 def _rows_of(
     trace: Trace,
     pairs: Pairs,
     key: str,
-    operator: int,
+    operator: int | None,
     position: int,
     arm: Arm,
     direction: Direction = Direction.OUT,
 ) -> list[dict[str, Any]]:
     """Both arms' rows of each argument of a call, as `dumps rows` wants them."""
     nodes = np.flatnonzero((pairs.position == position) & (pairs.arm == arm))
-    if not len(nodes):
+    if not len(nodes) or operator is None:
         return []
     wanted = []
     for side, row in (("a", pairs.decode_row[nodes[0]]), ("b", pairs.scoring_row[nodes[0]])):

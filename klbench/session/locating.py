@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
-from klbench.engine.capture import Outcome, ServerSide, Work, capture
+from klbench.engine.capture import Outcome, capture
+from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.capture_control import CaptureControl, RequestIds
 from klbench.engine.confirm import confirm
 from klbench.engine.dump_process import DumpProcess

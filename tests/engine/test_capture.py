@@ -10,16 +10,15 @@ import pytest
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.arms import ArmOptions, run_arms
-from klbench.engine.capture import (
-    Outcome,
+from klbench.engine.capture import Outcome, capture
+from klbench.engine.capture_control import CaptureControl, RequestIds
+from klbench.engine.captured_work import (
     ServerSide,
     Work,
-    capture,
     first_divergent_offset,
     forecast_for,
     generation_tokens,
 )
-from klbench.engine.capture_control import CaptureControl, RequestIds
 from klbench.engine.client import ServerClient
 from klbench.engine.dump_process import DumpProcess
 from klbench.engine.facts import read_model_config
@@ -97,14 +96,19 @@ class TestRestoreKey:
         assert outcome.findings == ()
         assert not outcome.symptom_shows
 
-    def test_the_restored_prefix_is_located_in_its_layers_attention(self, demo, tmp_path: Path) -> None:
-        columns, outcome = measure_and_capture(demo, "dense", "prefill_cache_hit", tmp_path)
+    @pytest.mark.parametrize("backend", ["digest", "dumper"])
+    def test_the_restored_prefix_is_located_in_its_layers_attention(
+        self, demo, tmp_path: Path, backend: str
+    ) -> None:
+        columns, outcome = measure_and_capture(demo, "dense", "prefill_cache_hit", tmp_path, backend=backend)
 
         assert_a_true_repetition(outcome)
         assert outcome.symptom_shows
         first = outcome.findings[0]
         assert (first.module, first.layer) == ("model.layers.1.self_attn.attn", 1)
         assert first.kind == "state_restore"
+        # Only digests see the state as it was read.
+        assert (first.kinds == ("state_restore",)) == (backend == "digest")
         assert (first.phase, first.arm, first.latent) == ("restored", "generation", False)
         assert first.first_position == columns.prompt_len[outcome.work.request] - 1
         assert first.ulp_max is not None
@@ -120,7 +124,7 @@ class TestRestoreKey:
         ]
 
     def test_nothing_of_the_dump_is_left_and_no_port_was_opened(self, demo, tmp_path: Path) -> None:
-        _, outcome = measure_and_capture(demo, "dense", "prefill_cache_hit", tmp_path)
+        _, outcome = measure_and_capture(demo, "dense", "prefill_cache_hit", tmp_path, backend="dumper")
 
         assert [path.name for path in tmp_path.iterdir()] == ["trace-1"]
         assert outcome.kept_dumps is None
