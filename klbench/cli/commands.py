@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 import klbench as package
-from klbench.cli import options as opt
 from klbench.cli import diagnosis_commands, session_commands
+from klbench.cli import options as opt
 from klbench.cli.census import census
 from klbench.errors import ExitCode, UsageError
 
@@ -184,7 +184,6 @@ def _list_faults(json_place: str | None) -> int:
 
 
 klbench.add_command(census)
-klbench.add_command(diagnosis_commands.guide)
 klbench.add_command(diagnosis_commands.guide)
 klbench.add_command(session_commands.open_)
 klbench.add_command(session_commands.sessions)
