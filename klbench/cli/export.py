@@ -1,0 +1,59 @@
+"""`klbench export SESSION`: an origin as a folder with its tensors and a script that shows the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from klbench.cli import options as opt
+from klbench.cli import table
+from klbench.errors import ExitCode, UsageError
+
+
+@click.command()
+@click.argument("session")
+@click.option("--finding", type=click.IntRange(1), default=1, show_default=True, metavar="N")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The new folder (default: in the session).",
+)
+@opt.json_option
+def export(session: str, finding: int, to: Path | None, json_place: str | None) -> int:
+    """Write the located origin as a folder: tensors, and a script that needs no server and no klbench."""
+    from klbench.cli.failures import write_json
+    from klbench.engine.export import export_origin
+    from klbench.session.folder import find_session
+    from klbench.session.link import read_state
+
+    folder = find_session(session)
+    folder.read_session_file()
+    located = read_state(folder).latest_located
+    if located is None:
+        raise UsageError("nothing was located in this session", next=f"klbench open {session}")
+    findings = located.result.get("findings") or []
+    if finding > len(findings):
+        raise UsageError(f"there is no finding {finding}", why=f"the session has {len(findings)}")
+    trace_dir = (located.result.get("capture") or {}).get("trace_dir")
+    target = to if to is not None else _new_folder(folder.path / "exports")
+    if target.exists():
+        raise UsageError(f"{target} exists", next="name a new folder with --to")
+    done = export_origin(findings[finding - 1], finding - 1, Path(str(trace_dir)), target)
+    if json_place is not None:
+        content = {"folder": str(done.folder), "restated": done.restated, "why_not": done.why_not or None}
+        write_json(json_place, content)
+    if json_place != "-":
+        table.out(str(done.folder))
+        table.out("python show.py in it shows the difference; it needs torch and safetensors")
+        if done.why_not:
+            table.out(f"it compares the recorded outputs alone: {done.why_not}")
+    return ExitCode.CONSISTENT
+
+
+def _new_folder(parent: Path) -> Path:
+    number = 1
+    while (parent / f"origin-{number}").exists():
+        number += 1
+    return parent / f"origin-{number}"

@@ -1,0 +1,140 @@
+"""An origin as a folder that stands alone: its tensors and a script that shows the difference.
+
+    export-1/
+      tensors.safetensors    inputs and weights of the operator, and its outputs by number of rows
+      show.py                a few lines of torch; runs without klbench and without a server
+      origin.json            the finding, and what the tensors are
+
+Made from what a replay kept beside the trace, or else from the rows of both arms; nothing is computed here
+and no server is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from klbench.engine.confirm import replay_folder
+from klbench.engine.export_script import Restated, arms_script, replay_script, restated
+from klbench.engine.raw_tensors import RawTensor, read_raw, row_tensor, write_raw
+from klbench.engine.replay import decode_result
+from klbench.errors import UndecidedError
+
+ORIGIN_ROWS = "origin-rows.safetensors"
+"""In the folder of a trace: both arms' rows at its origins, by "finding/argument/arm"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written: `restated` says whether the script does the operator's arithmetic again."""
+
+    folder: Path
+    restated: bool
+    why_not: str
+
+
+def export_origin(finding: Mapping[str, Any], number: int, trace_dir: Path, folder: Path) -> Export:
+    """Writes finding `number` of a trace into `folder` (new). Raises UndecidedError without tensors."""
+    kept = sorted(replay_folder(trace_dir, number).glob("*/kept-*.safetensors"))
+    rank = finding.get("rank")
+    kept = [path for path in kept if path.name == f"kept-{rank}.safetensors"]
+    tensors, about = (
+        _from_replay(kept[0], str(finding.get("module"))) if kept else _from_rows(trace_dir, number)
+    )
+    title = f"{finding.get('kind')} in {finding.get('module')}"
+    positions = finding.get("positions") or {}
+    claim = f"Request {finding.get('request')}, the row at position {positions.get('first')}."
+    why_not = ""
+    if kept:
+        names = list(tensors)
+        arithmetic = restated(about["class"], names, about["attributes"])
+        why_not = arithmetic if isinstance(arithmetic, str) else ""
+        script = replay_script(
+            title=title,
+            claim=claim,
+            outputs=about["outputs"],
+            row=about["row"],
+            rows=about["rows"],
+            arithmetic=arithmetic,
+        )
+        done = isinstance(arithmetic, Restated)
+    else:
+        done, why_not = False, about["why"]
+        script = arms_script(title=title, claim=claim, why=why_not)
+    folder.mkdir(mode=0o700, parents=True)
+    write_raw(folder / "tensors.safetensors", tensors)
+    (folder / "show.py").write_text(script, encoding="utf-8")
+    content = {"schema": "klbench.export/1", "finding": dict(finding), "about": about}
+    (folder / "origin.json").write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+    return Export(folder, done, why_not)
+
+
+def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[str, Any]]:
+    """Inputs, weights and outputs of the operator that a replay blamed."""
+    result = decode_result(
+        kept.with_name(kept.name.replace("kept-", "replay-")).with_suffix(".json").read_bytes()
+    )
+    number, operator = next(
+        ((place, entry) for place, entry in enumerate(result.operators) if entry.module == module),
+        (0, None),
+    )
+    if operator is None or not operator.arguments:
+        raise UndecidedError(f"{module} was not replayed", why="its session kept no tensors of it")
+    content, metadata = read_raw(kept)
+    rows, _ = read_raw(kept.with_name(kept.name.replace("kept-", "rows-")))
+    tensors = {
+        name.removeprefix(f"{number}/").replace("/", "."): tensor
+        for name, tensor in content.items()
+        if name.startswith(f"{number}/")
+    }
+    outputs: dict[int, str] = {}
+    # The first output that changes, or the first one: one is enough to show it.
+    argument = max(operator.arguments, key=lambda entry: max(entry.variants[0], default=0))
+    for m, variant in zip(operator.tried, argument.variants[0], strict=True):
+        row = rows.get(f"{number}/{argument.name}/0/{variant}")
+        if row is not None:
+            name = f"output.{argument.name}.variant-{variant}"
+            tensors[name] = row_tensor(argument.dtype, row.content)
+            outputs[m] = name
+    if not outputs:
+        raise UndecidedError(
+            f"{module} gives the same bits with every number of rows",
+            why="there is no difference to show by it alone",
+        )
+    about = json.loads(metadata.get("about", "{}")).get(str(number), {})
+    return tensors, {
+        "class": operator.class_name,
+        "attributes": about.get("attributes", {}),
+        "cut": about.get("cut", []),
+        "left_out": about.get("left_out", []),
+        "outputs": outputs,
+        "row": operator.judged[0],
+        "rows": operator.total,
+    }
+
+
+def _from_rows(trace_dir: Path, number: int) -> tuple[dict[str, RawTensor], dict[str, Any]]:
+    """The recorded rows of both arms, where the operator was not called again."""
+    path = trace_dir / ORIGIN_ROWS
+    if not path.is_file():
+        raise UndecidedError(
+            "no tensors of this origin were kept",
+            why="it was neither replayed nor were its rows fetched",
+            next="locate it again",
+        )
+    content, metadata = read_raw(path)
+    dtypes = json.loads(metadata.get("dtypes", "{}"))
+    prefix = f"{number}/"
+    tensors = {
+        name.removeprefix(prefix).replace("/", "."): row_tensor(str(dtypes.get(name)), tensor.content)
+        for name, tensor in content.items()
+        if name.startswith(prefix)
+    }
+    if not tensors:
+        raise UndecidedError("no rows of this origin were fetched", next="locate it again")
+    return tensors, {"why": "the operator depends on more than these rows, or could not be called again"}
