@@ -132,7 +132,7 @@ def confirmed(finding: Finding, experiment: Experiment, replayed: OperatorReplay
         text = (
             "Confirmed: it shows again under capture, which changed none of "
             f"{experiment.compared_logprobs} logprobs, in the same batches; a second capture gave the same "
-            "origin" + ("; so does the operator alone." if finding.replay_m is not None else ".")
+            "origin" + ("; the operator alone shows it too." if finding.replay_m is not None else ".")
         )
         fact = Evidence("confirmed", text, {"compared_logprobs": experiment.compared_logprobs})
         return dataclasses.replace(finding, grade="confirmed", evidence=(*finding.evidence, fact))

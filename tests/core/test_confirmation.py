@@ -1,0 +1,146 @@
+"""What it takes to confirm a finding, and what a finding says when something of it is missing."""
+
+from dataclasses import replace
+
+import pytest
+
+from klbench.core.census import Damage, OperatorReplay
+from klbench.core.confirmation import (
+    Experiment,
+    arms_differ,
+    confirmed,
+    may_be_confirmed,
+    same_origin,
+    with_replay,
+)
+from klbench.core.findings import Evidence, Finding
+
+FINDING = Finding(
+    kinds=("operator",),
+    module="model.layers.1.self_attn.o_proj",
+    call=0,
+    operator=17,
+    layer=1,
+    request=2,
+    arm="generation",
+    rank=0,
+    phase="decode",
+    first_position=120,
+    count=8,
+    grade="probable",
+    latent=False,
+    evidence=(Evidence("origin", "inputs equal, output differs", {"batch_rows": [12, 900]}),),
+)
+REPLAY = OperatorReplay(
+    module=FINDING.module,
+    call=0,
+    class_name="RowParallelLinear",
+    order=0,
+    rank=0,
+    status="not_invariant",
+    reason="",
+    total=127,
+    tried=(1, 8, 12, 32, 64, 127, 900),
+    judged=(120,),
+    variants=((0, 0, 0, 0, 1, 1, 1),),
+    damage=Damage(22, 50, 128, 0, "scattered", "0"),
+)
+INVARIANT = replace(REPLAY, status="invariant", variants=((0,) * 7,), damage=None)
+PROVED = Experiment(
+    symptom_shows=True, changed_logprobs=0, compared_logprobs=600, same_batches=True, repeat=(FINDING,)
+)
+
+
+def judged(finding=FINDING, experiment=PROVED, replayed=REPLAY):
+    """The finding after its replay and the proofs."""
+    return confirmed(with_replay(finding, replayed), experiment, replayed)
+
+
+def missing(finding):
+    """The codes of what is missing, None for a finding that does not say so."""
+    return next((fact.values["missing"] for fact in finding.evidence if fact.code == "not_confirmed"), None)
+
+
+def test_a_finding_with_every_proof_is_confirmed_and_names_the_m():
+    finding = judged()
+    assert finding.grade == "confirmed"
+    assert finding.replay_m == 64
+    assert finding.as_dict("match")["replay_M"] == 64
+    assert {fact.code for fact in finding.evidence} == {"origin", "replay_changes", "confirmed"}
+    (fact,) = (fact for fact in finding.evidence if fact.code == "replay_changes")
+    assert "1, 8, 12, 32 rows and others from 64 rows on, by at most 22 ulps" in fact.text
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"symptom_shows": False}, "symptom_gone"),
+        ({"changed_logprobs": 1}, "logprobs"),
+        ({"compared_logprobs": 0}, "logprobs"),
+        ({"same_batches": False}, "other_batch"),
+        ({"same_batches": None}, "other_batch"),
+        ({"repeat": None, "no_repeat": "the disk was full"}, "no_repeat"),
+        ({"repeat": ()}, "repeat_differs"),
+        ({"repeat": (replace(FINDING, first_position=121),)}, "repeat_differs"),
+    ],
+)
+def test_a_missing_proof_leaves_the_grade_and_is_said(change, code):
+    finding = judged(experiment=replace(PROVED, **change))
+    assert finding.grade == "probable"
+    assert missing(finding) == [code]
+
+
+def test_several_kinds_are_not_confirmed():
+    finding = replace(FINDING, kinds=("operator", "state_write"))
+    assert not may_be_confirmed(finding)
+    experiment = replace(PROVED, repeat=(finding,))
+    assert missing(judged(finding, experiment)) == ["several_kinds"]
+
+
+def test_an_operator_that_is_invariant_alone_is_not_confirmed():
+    finding = judged(replayed=INVARIANT)
+    assert finding.grade == "probable"
+    assert finding.replay_m is None
+    assert missing(finding) == ["replay"]
+    assert "replay_invariant" in {fact.code for fact in finding.evidence}
+
+
+def test_a_change_at_row_counts_that_no_arm_had_explains_nothing():
+    between = replace(REPLAY, variants=((0, 1, 0, 1, 1, 1, 0),))
+    assert arms_differ(FINDING, between) is False
+    assert missing(judged(replayed=between)) == ["replay"]
+
+
+def test_a_stateful_operator_needs_no_replay():
+    stateful = replace(REPLAY, status="stateful", tried=(), variants=(), reason="it reads the K/V")
+    assert judged(replayed=stateful).grade == "confirmed"
+
+
+@pytest.mark.parametrize("status", ["not_repeatable", "error", "skipped"])
+def test_an_operator_that_could_not_be_called_again_is_not_confirmed(status):
+    lost = replace(REPLAY, status=status, tried=(), variants=(), reason="cannot be cut")
+    finding = judged(replayed=lost)
+    assert missing(finding) == ["not_replayed"]
+
+
+def test_a_replay_that_failed_says_why():
+    finding = confirmed(with_replay(FINDING, None, "rank 0 does not answer"), PROVED, None)
+    assert missing(finding) == ["not_replayed"]
+    assert any("rank 0 does not answer" in fact.text for fact in finding.evidence)
+
+
+def test_a_gap_is_confirmed_without_a_replay():
+    gap = replace(FINDING, kinds=("gap",), module="model.norm -> lm_head")
+    assert confirmed(gap, replace(PROVED, repeat=(gap,)), None).grade == "confirmed"
+
+
+@pytest.mark.parametrize("change", [{"grade": "unknown"}, {"latent": True}])
+def test_nothing_is_raised_from_unknown_and_a_latent_finding_is_left_alone(change):
+    finding = replace(FINDING, **change)
+    assert confirmed(finding, replace(PROVED, repeat=(finding,)), REPLAY) == finding
+
+
+def test_the_same_origin_is_the_same_point():
+    assert same_origin(FINDING, replace(FINDING, evidence=(), ulp_max=3, grade="unknown", count=9))
+    for change in ({"kinds": ("gap",)}, {"module": "x"}, {"arm": "warming"}, {"rank": 1}, {"call": 1}):
+        assert not same_origin(FINDING, replace(FINDING, **change))
