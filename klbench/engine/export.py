@@ -48,7 +48,9 @@ def export_origin(finding: Mapping[str, Any], number: int, trace_dir: Path, fold
     )
     title = f"{finding.get('kind')} in {finding.get('module')}"
     positions = finding.get("positions") or {}
-    claim = f"Request {finding.get('request')}, the row at position {positions.get('first')}."
+    claim = f"Request {finding.get('request')}, row {positions.get('first')}: equal inputs, other output"
+    many = finding.get("replay_M")
+    claim += f" from {many} rows on." if many is not None else "."
     why_not = ""
     if kept:
         names = list(tensors)

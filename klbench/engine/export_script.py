@@ -27,12 +27,19 @@ t = load_file(str(Path(__file__).with_name("tensors.safetensors")))
 '''
 
 _RECORDED = """
-# What the server gave for that row, by how many rows shared the call.
-recorded = {{m: t[name] for m, name in {outputs}.items()}}
-for m, output in recorded.items():
-    count = int((output != recorded[{first}]).sum())
-    largest = (output.double() - recorded[{first}].double()).abs().max().item()
-    print(f"server, {{m:5d}} rows: {{count}} of {{len(output)}} elements differ, by {{largest:.3g}} at most")
+# The row's output in the server, by how many rows shared the call.
+recorded = {{
+    m: t[name]
+    for m, name in ({outputs}
+    )
+}}
+alone = recorded[{first}]
+"""
+
+_RECORDED_ALONE = """for m, output in recorded.items():
+    count = int((output != alone).sum())
+    print(f"{{m:6d}} rows: {{count}} of {{len(output)}} elements differ from {first} row")
+print("These are the server's outputs; its arithmetic is not done again here: {why}.")
 """
 
 _ARMS = """
@@ -54,21 +61,19 @@ def operator(m, to=lambda tensor: tensor):
 {body}
 
 
-mine = {{m: operator(m)[0].flatten() for m in recorded}}
-for m, output in mine.items():
-    differs = int((output != mine[{first}]).sum())
-    print(f"here,   {{m:5d}} rows: {{differs}} of {{output.numel()}} elements differ")
+here = {{m: operator(m)[0].flatten() for m in recorded}}
 exact = operator(1, lambda tensor: tensor.double())[0].flatten()
+print("elements that differ from {first} row, and the distance from the result in float64")
 for m, output in recorded.items():
+    count, mine = int((output != alone).sum()), int((here[m] != here[{first}]).sum())
     off = (output{cut}.double() - exact).abs().max().item()
-    print(f"server, {{m:5d}} rows: at most {{off:.3g}} from the result in float64")
-if any(not torch.equal(output, mine[{first}]) for output in mine.values()):
+    print(f"{{m:6d}} rows: server {{count:4d}}, plain torch here {{mine:4d}}; server off by {{off:.3g}}")
+same = torch.equal(here[{first}], alone{cut})
+print("with {first} row plain torch gives", "the server's bits" if same else "other bits")
+if any(not torch.equal(output, here[{first}]) for output in here.values()):
     print("Plain torch on this device depends on the number of rows too: no server is needed to show it.")
 else:
     print("Plain torch on this device does not depend on the number of rows: the server's own call does.")
-"""
-
-_ONLY_RECORDED = """print("The operator's arithmetic is not restated here: {why}.")
 """
 
 
@@ -140,9 +145,10 @@ def replay_script(
     """The script for an operator that was replayed; `outputs` names the recorded tensor of each M."""
     first = min(outputs)
     text = _HEAD.format(title=_plain(title), claim=_plain(claim))
-    text += _RECORDED.format(outputs=repr(dict(outputs)), first=first)
+    listed = "".join(f"\n        ({m}, {name!r})," for m, name in sorted(outputs.items()))
+    text += _RECORDED.format(outputs=listed, first=first)
     if isinstance(arithmetic, str):
-        return text + _ONLY_RECORDED.format(why=_plain(arithmetic))
+        return text + _RECORDED_ALONE.format(why=_plain(arithmetic), first=first)
     return text + _RESTATED.format(
         row=row,
         rows=rows,
