@@ -62,14 +62,16 @@ def plugin_environment(
     cpu: bool,
     fault: str | None,
     base_env: Mapping[str, str],
+    fault_lab: bool = False,
     server_path: Sequence[Path] | None = None,
     offline: bool = False,
 ) -> dict[str, str]:
     """The server's whole environment: `base_env`, with our folders in front and our plugin switched on.
 
     `control_dir` must exist with mode 0700. `server_path` is what `make_server_path` returned; without it the
-    folders are made under `control_dir`. `fault` arms the fault lab, spelled as in the catalogue. `offline`
-    keeps Hugging Face code from the network; only for models that are complete on disk, as the zoo's are.
+    folders are made under `control_dir`. `fault` is planted from the start, spelled as in the catalogue;
+    `fault_lab` permits faults to be armed at run time. `offline` keeps Hugging Face code from the network;
+    only for models that are complete on disk, as the zoo's are.
     """
     folders = make_server_path(control_dir / "pythonpath", cpu=cpu) if server_path is None else server_path
     environment = {name: value for name, value in base_env.items() if name not in _SWITCHES}
@@ -91,13 +93,17 @@ def plugin_environment(
         environment.setdefault("OMP_NUM_THREADS", "1")
     if fault is not None:
         environment["KLBENCH_FAULT"] = fault
+    if fault_lab:
+        environment["KLBENCH_FAULT_LAB"] = "1"
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     return environment
 
 
 # Ours alone: what a surrounding klbench set for its own server must not reach the next one.
-_SWITCHES = frozenset({"KLBENCH_INSITU_DIR", "KLBENCH_NONCE", "KLBENCH_CPU_ENGINE", "KLBENCH_FAULT"})
+_SWITCHES = frozenset(
+    {"KLBENCH_INSITU_DIR", "KLBENCH_NONCE", "KLBENCH_CPU_ENGINE", "KLBENCH_FAULT", "KLBENCH_FAULT_LAB"}
+)
 
 
 def cpu_launch_flags(max_total_tokens: int = 65536) -> list[str]:

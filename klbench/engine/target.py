@@ -48,6 +48,8 @@ class LaunchOptions:
     deterministic: bool = True
     ready_to_capture: bool = False
     fault: str | None = None
+    fault_lab: bool = False
+    """Faults may be armed while it runs; a demo only."""
     server_python: Path | None = None
     attention_backend: str | None = None
     """Ours, where the default turned out not to do; the user's own argument still wins."""
@@ -82,7 +84,7 @@ async def plan_launch(
     `control_dir` must exist with mode 0700 and be empty: what the plugin writes goes there.
     """
     environment = dict(os.environ if environment is None else environment)
-    if options.fault is not None and not isinstance(target, Demo):
+    if (options.fault is not None or options.fault_lab) and not isinstance(target, Demo):
         raise UsageError("faults are planted in the demo only", next="use --demo with --fault")
     python = await find_server_python(options.server_python, environment)
     users = parse_arguments(options.arguments)
@@ -111,6 +113,7 @@ async def plan_launch(
                 nonce,
                 cpu=cpu,
                 fault=options.fault,
+                fault_lab=options.fault_lab,
                 base_env=environment,
                 offline=isinstance(target, Demo),
             ),

@@ -1,108 +1,34 @@
 """The faults that klbench can plant, as data: what each does and what a right diagnosis of it must say.
 
 Standard library only, so that klbench can list them without torch; `faults` plants them. A fault is written
-`NAME` or `NAME:parameter=value,...`, for example `o_proj-rows:layer=2,rows=128`.
+`NAME` or `NAME:parameter=value,...`, for example `o_proj-rows:layer=2,rows=128`; several are joined by `+`,
+and the name of a pair stands for its two.
 """
 
-from dataclasses import dataclass, field
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Tuple
 
+from .faults_entries import ARITHMETIC, ATTENTION, HEAD, PAIRS, STATE
+from .faults_truth import ALL_HELPERS, ArmedFault, Fault, Pair, Truth
 
-@dataclass(frozen=True)
-class Truth:
-    """What is really wrong, to judge a diagnosis by.
+__all__ = [
+    "ALL_HELPERS",
+    "CATALOGUE",
+    "PAIR_CATALOGUE",
+    "ArmedFault",
+    "Fault",
+    "Pair",
+    "Truth",
+    "parse_fault",
+    "parse_faults",
+]
 
-    `module` has `{layer}` for the parameter of that name; `kinds` are the origin kinds that name the fault
-    rightly; `dirty_helpers` are those that diverge on a model of the zoo with the usual prompts.
-    """
+# The three that a tour begins with come first.
+_FIRST = ("o_proj-rows", "restore-key", "decode-window")
 
-    condition: str
-    module: str
-    kinds: Tuple[str, ...]
-    dirty_helpers: Tuple[str, ...]
-    phase: str
+_BY_NAME = {fault.name: fault for fault in (*ARITHMETIC, *ATTENTION, *STATE, *HEAD)}
+CATALOGUE: Dict[str, Fault] = {name: _BY_NAME[name] for name in dict.fromkeys((*_FIRST, *_BY_NAME))}
 
-
-@dataclass(frozen=True)
-class Fault:
-    """One entry of the catalogue; `parameters` are whole numbers with their defaults."""
-
-    name: str
-    explanation: Tuple[str, str]
-    parameters: Mapping[str, int]
-    truth: Truth
-
-
-@dataclass(frozen=True)
-class ArmedFault:
-    """A fault with all its parameters."""
-
-    fault: Fault
-    parameters: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def spelled(self) -> str:
-        """The text that parses to this."""
-        return self.fault.name + ":" + ",".join(f"{name}={value}" for name, value in self.parameters.items())
-
-    @property
-    def module(self) -> str:
-        """The path of the faulty module, without what stands before the layers."""
-        return self.fault.truth.module.format(**self.parameters)
-
-
-ALL_HELPERS = ("match", "prefill_cache_hit", "decode_cache_hit")
-
-CATALOGUE: Dict[str, Fault] = {
-    fault.name: fault
-    for fault in (
-        Fault(
-            name="o_proj-rows",
-            explanation=(
-                "When `rows` or more rows share the call, one layer's o_proj adds two rounded half sums,",
-                "as a split-K kernel does: prefill rounds differently from decode, on every row alike.",
-            ),
-            parameters={"layer": 1, "rows": 64},
-            truth=Truth(
-                condition="batch_invariance",
-                module="model.layers.{layer}.self_attn.o_proj",
-                kinds=("operator",),
-                dirty_helpers=ALL_HELPERS,
-                phase="extend",
-            ),
-        ),
-        Fault(
-            name="restore-key",
-            explanation=(
-                "A request that begins on a restored prefix finds one key row of one layer overwritten by",
-                "its neighbour's, `back` rows before the prefix ends; cold requests are untouched.",
-            ),
-            parameters={"layer": 1, "back": 4},
-            truth=Truth(
-                condition="different_function",
-                module="model.layers.{layer}.self_attn.attn",
-                kinds=("state_restore",),
-                dirty_helpers=("prefill_cache_hit", "decode_cache_hit"),
-                phase="extend",
-            ),
-        ),
-        Fault(
-            name="decode-window",
-            explanation=(
-                "After `after` decode steps of a request, one layer's attention misses the key `back` rows",
-                "before its own: only decode is wrong, and only from the middle of the output on.",
-            ),
-            parameters={"layer": 2, "after": 16, "back": 3},
-            truth=Truth(
-                condition="different_function",
-                module="model.layers.{layer}.self_attn.attn",
-                kinds=("operator",),
-                dirty_helpers=ALL_HELPERS,
-                phase="decode",
-            ),
-        ),
-    )
-}
+PAIR_CATALOGUE: Dict[str, Pair] = {pair.name: pair for pair in PAIRS}
 
 
 def parse_fault(text: str) -> ArmedFault:
@@ -115,8 +41,15 @@ def parse_fault(text: str) -> ArmedFault:
     for item in filter(None, rest.split(",")):
         key, _, value = (part.strip() for part in item.partition("="))
         if key not in parameters:
-            raise ValueError(f"fault {name} has no parameter {key!r}; it has: {', '.join(parameters)}")
+            allowed = ", ".join(parameters) or "none"
+            raise ValueError(f"fault {name} has no parameter {key!r}; it has: {allowed}")
         if not (value.isascii() and value.isdigit()):
             raise ValueError(f"parameter {key} of fault {name} is a whole number, not {value!r}")
         parameters[key] = int(value)
     return ArmedFault(fault, parameters)
+
+
+def parse_faults(text: str) -> Tuple[ArmedFault, ...]:
+    """The faults that `text` spells, one or several. Raises ValueError that says what is allowed."""
+    pair = PAIR_CATALOGUE.get(text.strip())
+    return tuple(parse_fault(part) for part in (pair.faults if pair is not None else text.split("+")))

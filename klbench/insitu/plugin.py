@@ -34,6 +34,7 @@ DIRECTORY_VARIABLE = "KLBENCH_INSITU_DIR"
 NONCE_VARIABLE = "KLBENCH_NONCE"
 CPU_ENGINE_VARIABLE = "KLBENCH_CPU_ENGINE"
 FAULT_VARIABLE = "KLBENCH_FAULT"
+FAULT_LAB_VARIABLE = "KLBENCH_FAULT_LAB"
 
 _ROLES = {
     "run_scheduler_process": "scheduler",
@@ -214,15 +215,15 @@ def _install(context: Context) -> None:
         from . import cpu_engine
 
         cpu_engine.install(context)
-    fault = os.environ.get(FAULT_VARIABLE)
-    if fault:
+    fault, lab = os.environ.get(FAULT_VARIABLE), os.environ.get(FAULT_LAB_VARIABLE) == "1"
+    if fault or lab:
         from . import faults_catalogue
 
-        armed = faults_catalogue.parse_fault(fault)
+        armed = faults_catalogue.parse_faults(fault) if fault else ()
         if context.may_hold_a_model:
             from . import faults
 
-            context.when_model_is_loaded(lambda runner, ctx: faults.plant(armed, runner, ctx))
+            faults.install(context, armed, lab)
     # Parts of their own that a trimmed copy may lack; if they are there, their errors are errors.
     for part in (".capture", ".replay"):
         if importlib.util.find_spec(part, __package__) is not None:

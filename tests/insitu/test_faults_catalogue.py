@@ -1,8 +1,20 @@
 """The fault catalogue: readable without torch, and every fault can be spelled and read back."""
 
+import subprocess
+import sys
+
 import pytest
 
-from klbench.insitu.faults_catalogue import ALL_HELPERS, CATALOGUE, parse_fault
+from klbench.insitu.faults_catalogue import (
+    ALL_HELPERS,
+    CATALOGUE,
+    PAIR_CATALOGUE,
+    parse_fault,
+    parse_faults,
+)
+from klbench.insitu.faults_truth import ALL_MODELS, FIRST_POSITIONS
+
+KINDS = {"operator", "gap", "state_write", "state_restore", "head"}
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -10,9 +22,29 @@ def test_a_fault_reads_back_as_it_is_spelled(name: str) -> None:
     armed = parse_fault(name)
     assert armed.parameters == CATALOGUE[name].parameters
     assert parse_fault(armed.spelled) == armed
-    assert set(armed.fault.truth.dirty_helpers) <= set(ALL_HELPERS)
-    assert f"layers.{armed.parameters['layer']}." in armed.module
+    assert parse_faults(armed.spelled) == (armed,)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_fault_has_a_truth_in_known_words_and_two_short_lines(name: str) -> None:
+    armed = parse_fault(name)
+    truth = armed.fault.truth
+    assert set(truth.dirty_helpers) <= set(ALL_HELPERS)
+    assert truth.dirty_helpers
+    assert set(truth.kinds) <= KINDS
+    assert set(truth.models) <= set(ALL_MODELS)
+    assert truth.first in FIRST_POSITIONS
+    assert truth.condition in ("batch_invariance", "different_function", "race")
+    assert truth.fires
+    assert "layer" not in armed.parameters or f"layers.{armed.parameters['layer']}." in armed.module
     assert all(len(line) <= 100 for line in armed.fault.explanation)
+    # The rules that speak of a parameter need it.
+    for parameter in ("rows", "after", "step", "interval", "tile"):
+        assert truth.first != parameter or parameter in armed.parameters
+
+
+def test_the_three_faults_of_the_tour_come_first() -> None:
+    assert list(CATALOGUE)[:3] == ["o_proj-rows", "restore-key", "decode-window"]
 
 
 def test_parameters_change_one_by_one() -> None:
@@ -21,15 +53,40 @@ def test_parameters_change_one_by_one() -> None:
     assert armed.module == "model.layers.1.self_attn.o_proj"
 
 
+def test_several_faults_are_joined_by_plus_and_a_pair_stands_for_its_two() -> None:
+    two = parse_faults("o_proj-rows:layer=3+key-overwrite:layer=0")
+    assert [armed.fault.name for armed in two] == ["o_proj-rows", "key-overwrite"]
+    assert parse_faults("pair-outside") == two
+    for pair in PAIR_CATALOGUE.values():
+        assert len(parse_faults(pair.name)) == 2
+        assert all(len(line) <= 100 for line in pair.explanation)
+
+
+def test_every_fault_of_the_catalogue_can_be_planted_and_no_other() -> None:
+    pytest.importorskip("torch")
+    from klbench.insitu.faults import PLANTERS
+
+    assert set(PLANTERS) == set(CATALOGUE)
+
+
+def test_the_catalogue_imports_nothing_heavy() -> None:
+    text = (
+        "import sys, klbench.insitu.faults_catalogue; print(*{'torch', 'numpy', 'sglang'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", text], capture_output=True, text=True).stdout.strip() == ""
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("nothing", "there are: o_proj-rows, restore-key, decode-window"),
         ("restore-key:row=1", "it has: layer, back"),
+        ("log-of-softmax:layer=1", "it has: none"),
         ("restore-key:back=-1", "is a whole number, not '-1'"),
         ("restore-key:back", "is a whole number, not ''"),
+        ("restore-key+nothing", "no fault 'nothing'"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_with_what_can(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        parse_fault(text)
+        parse_faults(text)

@@ -1,0 +1,83 @@
+"""What a fault is, and what is true of it: data to judge a diagnosis by. Standard library only."""
+
+from dataclasses import dataclass, field
+from typing import Mapping, Tuple
+
+ALL_HELPERS = ("match", "prefill_cache_hit", "decode_cache_hit")
+HITS = ("prefill_cache_hit", "decode_cache_hit")
+ALL_MODELS = ("dense", "moe", "swa")
+
+FIRST_POSITIONS = {
+    "rows": "the first row whose two forwards lie on different sides of `rows` rows",
+    "scored": "the last row of the prompt, which scores the first generated token",
+    "decode": "the first decode row",
+    "after": "the decode row behind `after` decode steps",
+    "step": "the row of decode step `step`",
+    "interval": "the first decode row at a multiple of `interval`",
+    "cached": "the first row computed behind the restored prefix",
+    "split": "not before the middle of the shorter of the two extends",
+    "tile": "row 0, where exactly one of the two extends has a row count in the odd half of `tile`",
+    "any": "no rule: it depends on the values or on chance",
+}
+"""The rules for the first row position of an origin, by name."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is really wrong.
+
+    `module` has `{layer}` for the parameter of that name; `kinds` are the origin kinds that name the fault
+    rightly; `dirty_helpers` are those that diverge on a model of the zoo with the usual prompts, all others
+    stay at exactly zero; `first` is a key of FIRST_POSITIONS; `requests` and `fires` say in words which
+    requests are touched and when the fault can fire at all.
+    """
+
+    condition: str
+    module: str
+    kinds: Tuple[str, ...]
+    dirty_helpers: Tuple[str, ...]
+    phase: str
+    first: str = "any"
+    requests: str = "all"
+    fires: str = ""
+    models: Tuple[str, ...] = ALL_MODELS
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One entry of the catalogue; `parameters` are whole numbers with their defaults."""
+
+    name: str
+    explanation: Tuple[str, str]
+    parameters: Mapping[str, int]
+    truth: Truth
+
+
+@dataclass(frozen=True)
+class ArmedFault:
+    """A fault with all its parameters."""
+
+    fault: Fault
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def spelled(self) -> str:
+        """The text that parses to this."""
+        return self.fault.name + ":" + ",".join(f"{name}={value}" for name, value in self.parameters.items())
+
+    @property
+    def module(self) -> str:
+        """The path of the faulty module, without what stands before the layers; for a gap `A -> B`."""
+        return self.fault.truth.module.format(**self.parameters)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two faults at once. `masked`: the second lies in the causal cone of the first and never sees equal
+    inputs; otherwise neither does, and both must be reported."""
+
+    name: str
+    explanation: Tuple[str, str]
+    faults: Tuple[str, str]
+    masked: bool
+    models: Tuple[str, ...] = ALL_MODELS
