@@ -168,9 +168,11 @@ async def capture(
             if numbers and found.findings:
                 say("fetching rows", 0, 1)
                 if backend == "dumper":
-                    found = await measure_ulps(reader, dumps, trace, found, alignment.pairs)
+                    found = await measure_ulps(
+                        reader, dumps, trace, found, alignment.pairs, keep_in=trace_folder
+                    )
                 else:
-                    found = await _with_numbers(side, work, found, dumps, repeated)
+                    found = await _with_numbers(side, work, found, dumps, repeated, trace_folder)
         repetition = _repetition(side, work, captured_pass)
         changed, compared = _changed(work, columns)
         trace_bytes = sum(path.stat().st_size for path in trace_folder.iterdir())
@@ -206,6 +208,7 @@ async def _with_numbers(
     found: Localisation,
     dumps: Path,
     repeated: Callable[[Path, Backend, str | None], Awaitable[HelperColumns]],
+    keep_in: Path,
 ) -> Localisation:
     """`found` with ulps: the arms once more, with the real rows of the few operators that matter dumped.
 
@@ -220,7 +223,7 @@ async def _with_numbers(
             alignment, _ = await asyncio.to_thread(_localise, trace, work, columns)
             if not alignment.proved:
                 raise UndecidedError("the rows cannot be paired", why=alignment.reason or "")
-            return await measure_ulps(reader, dumps, trace, found, alignment.pairs)
+            return await measure_ulps(reader, dumps, trace, found, alignment.pairs, keep_in=keep_in)
     except KlbenchError as error:
         text = "The real rows were not fetched: " + ": ".join(
             part for part in (error.what, error.why) if part

@@ -23,10 +23,8 @@ from klbench.engine.confirm import replay_folder
 from klbench.engine.export_script import Restated, arms_script, replay_script, restated
 from klbench.engine.raw_tensors import RawTensor, read_raw, row_tensor, write_raw
 from klbench.engine.replay import decode_result
+from klbench.engine.ulp_rows import ORIGIN_ROWS
 from klbench.errors import UndecidedError
-
-ORIGIN_ROWS = "origin-rows.safetensors"
-"""In the folder of a trace: both arms' rows at its origins, by "finding/argument/arm"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +127,10 @@ def _from_rows(trace_dir: Path, number: int) -> tuple[dict[str, RawTensor], dict
             why="it was neither replayed nor were its rows fetched",
             next="locate it again",
         )
-    content, metadata = read_raw(path)
-    dtypes = json.loads(metadata.get("dtypes", "{}"))
+    content, _ = read_raw(path)
     prefix = f"{number}/"
     tensors = {
-        name.removeprefix(prefix).replace("/", "."): row_tensor(str(dtypes.get(name)), tensor.content)
+        name.removeprefix(prefix).replace("/", "."): tensor
         for name, tensor in content.items()
         if name.startswith(prefix)
     }

@@ -80,9 +80,11 @@ def _tensor(entry: Mapping[str, object], data: memoryview) -> RawTensor:
     return RawTensor(dtype, sizes, bytes(data[first:end]))
 
 
-def write_raw(path: Path, tensors: Mapping[str, RawTensor]) -> None:
+def write_raw(
+    path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes the tensors as a safetensors file."""
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
     for name, tensor in tensors.items():
         end = place + len(tensor.content)

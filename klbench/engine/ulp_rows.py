@@ -14,19 +14,30 @@ from klbench.core.findings import Evidence, Finding, Localisation, Neighbour
 from klbench.core.trace import Arm, Direction, Trace
 from klbench.core.ulps import UlpDifference, compare_rows
 from klbench.engine.dump_process import DumpReader
+from klbench.engine.raw_tensors import RawTensor, row_tensor, write_raw
 from klbench.engine.traces import read_rows
 from klbench.errors import KlbenchError
+
+ORIGIN_ROWS = "origin-rows.safetensors"
+"""In the folder of a trace: both arms' rows at its origins."""
 
 _FINDINGS = 8
 """Origins whose rows are fetched."""
 
 
 async def measure_ulps(
-    reader: DumpReader, dump_dir: Path, trace: Trace, found: Localisation, pairs: Pairs
+    reader: DumpReader,
+    dump_dir: Path,
+    trace: Trace,
+    found: Localisation,
+    pairs: Pairs,
+    *,
+    keep_in: Path | None = None,
 ) -> Localisation:
     """`found` with the largest difference in ulps of each output around the first origin and at each origin.
 
-    Rows that cannot be fetched leave None: the finding does not depend on them.
+    `keep_in` gets both arms' rows at the origins, inputs and outputs, as `ORIGIN_ROWS`. Rows that cannot be
+    fetched leave None: the finding does not depend on them.
     """
     wanted: list[dict[str, Any]] = []
     arm = Arm[found.around_arm.upper()] if found.around_arm is not None else None
@@ -38,23 +49,26 @@ async def measure_ulps(
                 wanted += _rows_of(trace, pairs, key, operator, found.around_position, arm)
     for number, finding in enumerate(found.findings[:_FINDINGS]):
         if finding.rank == pairs.rank and finding.kind not in ("head", "not_aligned"):
-            direction = Direction.IN if finding.kind == "gap" else Direction.OUT
-            wanted += _rows_of(
-                trace,
-                pairs,
-                f"finding/{number}",
-                _number(trace, finding.module, finding.call),
-                finding.first_position,
-                Arm[finding.arm.upper()],
-                direction,
-            )
+            judged = Direction.IN if finding.kind == "gap" else Direction.OUT
+            for direction in Direction:
+                wanted += _rows_of(
+                    trace,
+                    pairs,
+                    f"finding/{number}" if direction == judged else f"beside/{number}",
+                    _number(trace, finding.module, finding.call),
+                    finding.first_position,
+                    Arm[finding.arm.upper()],
+                    direction,
+                )
     if not wanted:
         return found
     out_file = dump_dir / "rows.safetensors"
     try:
         await reader.fetch_rows(dump_dir, wanted, out_file)
         rows = read_rows(out_file)
-    except KlbenchError:
+        if keep_in is not None:
+            _keep(keep_in / ORIGIN_ROWS, wanted, rows)
+    except (KlbenchError, OSError):
         return found
     measured = _measured(rows)
     around = tuple(
@@ -65,6 +79,19 @@ async def measure_ulps(
         for number, finding in enumerate(found.findings)
     )
     return dataclasses.replace(found, around=around, findings=findings)
+
+
+def _keep(path: Path, wanted: list[dict[str, Any]], rows: dict[str, tuple[str, Any]]) -> None:
+    """Writes the origins' rows: "finding/in.argument/a" for the decode side, "/b" for the scoring arm."""
+    kept: dict[str, RawTensor] = {}
+    for want in wanted:
+        place, number, _, side = want["key"].split("/")
+        if place in ("finding", "beside") and want["key"] in rows:
+            dtype, content = rows[want["key"]]
+            direction = "in" if want["direction"] == Direction.IN else "out"
+            name = f"{number}/{direction}.{want['argument']}/{side}"
+            kept[name] = row_tensor(dtype, content.tobytes())
+    write_raw(path, kept)
 
 
 def modules_to_measure(found: Localisation) -> list[str]:
