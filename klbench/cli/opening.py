@@ -12,7 +12,7 @@ from klbench.cli.failures import note, write_json
 from klbench.core.text import visible
 from klbench.errors import ExitCode, KlbenchError, UsageError
 from klbench.session import documents
-from klbench.session.bundle import find_session_or_bundle, is_bundle
+from klbench.session.bundle import find_session_or_bundle, is_bundle, read_with_care
 from klbench.session.continuing import interrupted, start_to_continue
 from klbench.session.folder import SessionFolder, all_sessions
 from klbench.session.link import continue_session, find_runner, read_state
@@ -30,7 +30,7 @@ def open_session(name: str | None, *, go_on: bool, json_place: str | None) -> in
     if go_on and name is not None and is_bundle(Path(name)):
         raise UsageError("a bundle can only be read", next="continue the session that it was made of")
     if not has_terminal:
-        return _continue_headless(folder, json_place) if go_on else _print(folder, json_place)
+        return _continue_headless(folder, json_place) if go_on else _print_with_care(folder, json_place)
     lock = find_runner(folder)
     if lock is None and (go_on or _wanted(folder)):
         note(asyncio.run(continue_session(folder)))
@@ -84,6 +84,11 @@ def _continue_headless(folder: SessionFolder, json_place: str | None) -> int:
         json_place=json_place,
         make_work=make_work,
     )
+
+
+def _print_with_care(folder: SessionFolder, json_place: str | None) -> int:
+    with read_with_care(folder):
+        return _print(folder, json_place)
 
 
 def _print(folder: SessionFolder, json_place: str | None) -> int:

@@ -70,11 +70,13 @@ def compare(before: str, after: str, anyway: bool, json_place: str | None) -> in
     from klbench.cli import compare_table, table
     from klbench.cli.failures import write_json
     from klbench.session import comparing
+    from klbench.session.bundle import read_with_care
     from klbench.session.link import read_state
 
     folders = [_readable(name) for name in (before, after)]
-    sides = [comparing.side_of(folder, read_state(folder)) for folder in folders]
-    document = asyncio.run(comparing.compare(*sides, anyway=anyway))
+    with read_with_care(folders[0]), read_with_care(folders[1]):
+        sides = [comparing.side_of(folder, read_state(folder)) for folder in folders]
+        document = asyncio.run(comparing.compare(*sides, anyway=anyway))
     if json_place is not None:
         write_json(json_place, document)
     if json_place != "-":
@@ -111,10 +113,13 @@ def report(
     if output is not None and len(formats) + bundle != 1:
         raise UsageError("--output needs one --format, or --bundle", next="name one of them")
     from klbench.cli import reporting
+    from klbench.session.bundle import read_with_care
 
-    return reporting.write(
-        _readable(session), formats, redact=redact, bundle=bundle, output=output, json_place=json_place
-    )
+    folder = _readable(session)
+    with read_with_care(folder):
+        return reporting.write(
+            folder, formats, redact=redact, bundle=bundle, output=output, json_place=json_place
+        )
 
 
 def _readable(name: str) -> Any:

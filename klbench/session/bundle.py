@@ -12,6 +12,7 @@ bytes; what was unpacked is read like any session, which trusts its files no mor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -71,6 +72,28 @@ def find_session_or_bundle(name: str) -> SessionFolder:
     """The session of that name, or the one that the bundle of that name holds. Raises UsageError."""
     path = Path(name).expanduser()
     return open_bundle(path) if is_bundle(path) else find_session(name)
+
+
+@contextlib.contextmanager
+def read_with_care(folder: SessionFolder) -> Iterator[None]:
+    """Inside, what a stranger's bundle holds in a shape that nobody expects is an error of the bundle.
+
+    In a session of our own the same is a defect of klbench, and stays one.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        if folder.path.parent != _place():
+            raise
+        raise UsageError(
+            "the bundle holds what this klbench does not understand",
+            why=f"{type(error).__name__}: {error}"[:300],
+            next="open it with the version that wrote it",
+        ) from error
+
+
+def _place() -> Path:
+    return paths.home() / "bundles"
 
 
 # Writing.
@@ -177,7 +200,7 @@ def open_bundle(path: Path) -> SessionFolder:
     try:
         if path.stat().st_size > MAX_ARCHIVE_BYTES:
             raise _refused(path, f"it is larger than {MAX_ARCHIVE_BYTES} bytes")
-        target = paths.make_private(paths.home() / "bundles") / _digest(path)
+        target = paths.make_private(_place()) / _digest(path)
         if not SessionFolder(target).exists():
             _unpack(path, target)
     except (OSError, zipfile.BadZipFile, *UNREADABLE) as error:

@@ -209,3 +209,20 @@ def test_only_regular_files_of_the_session_travel(session, tmp_path):
     with zipfile.ZipFile(bundled(session, tmp_path)) as archive:
         assert "runs/linked.npz" not in archive.namelist()
     assert bundles.without_prompts(io.BytesIO(b"no npz").getvalue()) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(b'"requests_detail":[', b'"requests_detail":7,"x":['), (b'"hits":3', b'"hits":"{}"')],
+)
+def test_a_bundle_with_facts_of_another_shape_is_read_or_refused_in_words(
+    session, tmp_path, capsys, field, value
+):
+    content = session.events.read_bytes()
+    assert field in content
+    session.events.write_bytes(content.replace(field, value))
+    file = str(bundled(session, tmp_path))
+    capsys.readouterr()
+    for command in (["open", file], ["report", file], ["compare", file, file]):
+        assert main(command) in (ExitCode.CONSISTENT, ExitCode.USAGE, ExitCode.UNDECIDED)
+        assert "defect" not in capsys.readouterr().err
