@@ -12,6 +12,7 @@ import klbench as package
 from klbench.cli import diagnosis_commands, session_commands
 from klbench.cli import options as opt
 from klbench.cli.census import census
+from klbench.cli.experiment import experiment
 from klbench.cli.export import export
 from klbench.errors import ExitCode, UsageError
 
@@ -185,6 +186,7 @@ def _list_faults(json_place: str | None) -> int:
 
 
 klbench.add_command(census)
+klbench.add_command(experiment)
 klbench.add_command(export)
 klbench.add_command(diagnosis_commands.guide)
 klbench.add_command(session_commands.open_)

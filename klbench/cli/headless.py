@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from klbench.cli import census, compare_table, table
+from klbench.cli import census, compare_table, experiment, table
 from klbench.cli.failures import Interrupted, SignalSwitch, note, ring, show, signals_switched, write_json
 from klbench.cli.progress import Progress
 from klbench.errors import ExitCode, KlbenchError, UndecidedError
 from klbench.session import documents
 from klbench.session.census import census_document, census_exit_code
-from klbench.session.commands import Census, Continue, Locate, Run
+from klbench.session.commands import Census, Continue, Experiment, Locate, Run
 from klbench.session.comparing import Side, compare, side_of
 from klbench.session.continuing import continues, interrupted
+from klbench.session.experimenting import experiment_document, experiment_exit_code
 from klbench.session.folder import SessionFolder, make_session, new_session_path
 from klbench.session.link import find_runner, read_state
 from klbench.session.request import StartRequest
@@ -35,9 +36,9 @@ MakeWork = Callable[[Session], Work]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a headless command does. `what`: the helpers, then the origin ("locate"), or the origin only where
-    a helper diverged ("demo"); or the census alone."""
+    a helper diverged ("demo"), or experiments ("experiment"); or the census alone."""
 
-    what: Literal["run", "locate", "demo", "census"]
+    what: Literal["run", "locate", "demo", "census", "experiment"]
     helper: str | None = None
     request: int | None = None
     like: Side | None = None
@@ -46,6 +47,8 @@ class Plan:
     """Continue the session's interrupted run; set by `execute`."""
     show_all: bool = False
     """Print also what is as it should be."""
+    experiments: tuple[str, ...] = ()
+    max_relaunches: int | None = None
 
 
 @dataclass(slots=True)
@@ -128,6 +131,10 @@ async def _follow(plan: Plan, runner: Runner, start: StartRequest) -> None:
     # Not a second time: what the runner found when it took the session is what is left.
     await runner.execute(Continue() if plan.resumes else Run(helpers=helpers))
     run = runner.state.run
+    if plan.what == "experiment":
+        names = list(plan.experiments)
+        await runner.execute(Experiment(names=names, helper=plan.helper, max_relaunches=plan.max_relaunches))
+        return
     diverged = run is not None and any(helper.status == "diverged" for helper in run.helpers)
     if plan.what != "run" and diverged:
         await runner.execute(Locate(helper=plan.helper, request=plan.request, relaunch=True))
@@ -172,6 +179,8 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
     located = state.latest_located if plan.what != "run" else None
     if plan.what == "census":
         document = census_document(folder.path, state, outcome.error)
+    elif plan.what == "experiment":
+        document = experiment_document(folder.path, state, outcome.error)
     elif plan.what == "run":
         document = documents.run_document(folder.path, state, state.run, outcome.error)
     else:
@@ -202,6 +211,10 @@ def _print(folder: SessionFolder, plan: Plan, state: SessionState, document: dic
         for line in census.lines(document, show_all=plan.show_all):
             table.out(line)
         return
+    if plan.what == "experiment":
+        for line in experiment.lines(document):
+            table.out(line)
+        return
     run = documents.run_document(folder.path, state, state.run)
     if plan.what != "locate":
         lines = table.run_lines(run)
@@ -219,6 +232,8 @@ def _exit_code(plan: Plan, state: SessionState) -> int:
     run = state.run
     if plan.what == "census":
         return census_exit_code(state.latest_census)
+    if plan.what == "experiment":
+        return experiment_exit_code(state)
     if plan.what == "run":
         return documents.run_exit_code(run) if run is not None else ExitCode.UNDECIDED
     if plan.what == "demo" and run is not None and documents.run_exit_code(run) != ExitCode.DIVERGED:

@@ -59,9 +59,9 @@ class Progress:
                 return helper_line(event.helper, event.result) + f" · {elapsed(event.elapsed_s)}"
             case ev.JobStarted():
                 self._job = event.kind
-                return event.title if event.kind in ("locate", "relaunch", "census") else None
+                return event.title if event.kind in ("locate", "relaunch", "census", "experiment") else None
             # What a run and a launch do is said by the arms and by the server's phases.
-            case ev.JobProgress() if self._job in ("locate", "census"):
+            case ev.JobProgress() if self._job in ("locate", "census", "experiment"):
                 phase = event.phase.replace("_", " ")
                 if phase != self._phase:
                     self._phase = phase

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from klbench.core.model_traits import model_traits
+
 PAGE_SIZES = (1, 16, 64)
 REPEATS = 5
 RELAUNCH_ASKS_S = 60.0
@@ -76,23 +78,13 @@ CATALOGUE: dict[str, Experiment] = {
         ),
         Experiment(
             "wide_restore",
-            "restore only the first part of each prompt",
-            "do hits still diverge when the rest of the prompt is as many rows as a cold prefill has?",
+            "the same restore with a longer prompt behind it",
+            "do hits still diverge when the extend behind the restored prefix has many rows?",
             {
                 DIFFERS: "a restored prefix diverges also under a wide extend: the restored state is wrong",
                 VANISHED: "with many rows the hits are clean: arithmetic of extends of few rows, not the "
                 "restore, "
                 "unless only the end of a longer prefix is restored wrongly",
-            },
-        ),
-        Experiment(
-            "pad",
-            "prompts of a chosen residue",
-            "does the divergence follow the residue that was found, as predicted?",
-            {
-                MOVED: "the requests that were predicted diverge, and only they: the residue is the trigger",
-                SAME: "the same requests diverge whatever their residue: it was not the trigger",
-                DIFFERS: "other requests diverge than predicted: the trigger is something else",
             },
         ),
         Experiment(
@@ -253,12 +245,14 @@ def why_not(name: str, server: Mapping[str, Any], helper: str | None = None) -> 
         return "a CPU server replays no CUDA graphs: there is nothing to switch"
     if name == "tp" and server.get("device") == "cpu":
         return "a CPU server has one rank; tensor parallelism needs several GPUs"
-    if name == "checkpoint_strategy" and not server.get("recurrent_state"):
+    if name == "checkpoint_strategy" and not model_traits(server).state:
         return "the model has no conv or SSM state that would be kept in checkpoints"
     if name == "kv_dtype" and not quantised_kv(server):
         return "the K/V cache is not quantised"
     if name == "overlap" and server.get("overlap") is None:
         return "the server does not say whether its scheduler overlaps"
+    if name == "checkpoint_strategy" and server.get("mamba_radix_cache_strategy") is None:
+        return "the server does not say which strategy it uses"
     return None
 
 
@@ -291,11 +285,16 @@ def configurations(name: str, server: Mapping[str, Any]) -> tuple[Configuration,
             flag = "--chunked-prefill-size"
             return (Configuration((flag, str(size)), {"chunked_prefill_size": size}, (flag,)),)
         case "kv_dtype":
-            return (Configuration(("--kv-cache-dtype", "auto"), {}, ("--kv-cache-dtype",)),)
+            flags = ("--kv-cache-dtype", "auto")
+            return (Configuration(flags, {"quantised_kv": False}, ("--kv-cache-dtype",)),)
         case "tp":
             size = 1 if (server.get("tp_size") or 1) > 1 else 2
             flags = ("--tp-size", str(size))
             return (Configuration(flags, {"tp_size": size}, ("--tp", "--tp-size", "--tensor-parallel-size")),)
+        case "checkpoint_strategy":
+            extra = str(server.get("mamba_radix_cache_strategy")).startswith("extra_buffer")
+            other, flag = "no_buffer" if extra else "extra_buffer", "--mamba-radix-cache-strategy"
+            return (Configuration((flag, other), {"mamba_radix_cache_strategy": other}, (flag,)),)
     return ()
 
 

@@ -78,18 +78,16 @@ _STEPS: dict[str, str] = {
     "census": "call each operator alone at several row counts to see which one is not invariant",
     "deterministic": "settle condition 1 first: start the server with --enable-deterministic-inference",
     "run_match": "run match, whose requests restore nothing",
-    "run_hits": "run prefill_cache_hit and decode_cache_hit, whose requests restore a prefix",
     "control": "compare with a control on the same server: hits may not differ more than match does",
-    "distinct_prompts": "use prompts that share no prefix, so that match is cold",
+    "pad": "pad the prompts to chosen residues (--prompts FILE): the divergence must follow the prediction",
 }
 _WORDS: dict[str, str] = {
     "equal_m": "compare the same token as decode and as a one-token extend on the same cached prefix: the "
     "row "
     "counts are equal, so what still differs is state and not rounding",
-    "wide_restore": "restore only the first part of each prompt, so that the rest is as wide as a cold "
-    "prefill: a "
-    "wrong restore still shows, arithmetic of few rows does not",
-    "pad": "pad the prompts to chosen residues: the divergence must follow the prediction",
+    "wide_restore": "restore the same prefixes with a longer prompt behind them, so that the extend has "
+    "many rows: "
+    "a wrong restore still shows, arithmetic of few rows does not",
     "alone": "run one divergent request alone: what needs its batch vanishes",
     "repeats": "repeat the run: a race moves, logic and arithmetic do not",
 }

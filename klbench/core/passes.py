@@ -187,6 +187,115 @@ def read_toggle(
     return Outcome(name, MOVED, text, values)
 
 
+def read_alone(base: HelperColumns, request: int, alone: HelperColumns) -> Outcome:
+    """The outcome of `alone`: `alone` holds the one request of `base` that was sent by itself."""
+    values: dict[str, Any] = {"request": request, "helper": base.helper}
+    whole = chosen(base, [request])
+    if not np.array_equal(whole.prompt_ids, alone.prompt_ids) or not len(alone.token_id):
+        text = f"request {request} alone got another prompt or was dropped, so nothing was compared"
+        return Outcome("alone", NOT_COMPARABLE, text, values)
+    after = summarise(alone)
+    values["divergent_tokens"] = after.divergent
+    if not after.divergent:
+        return Outcome("alone", VANISHED, f"alone request {request} does not diverge", values)
+    difference = compare_passes(whole, alone)
+    values |= {"decode_tokens": difference.decode, "prefill_tokens": difference.prefill}
+    if difference.equal:
+        return Outcome("alone", SAME, f"alone request {request} diverges with the same bits", values)
+    text = (
+        f"alone request {request} diverges at {after.divergent} tokens, with other bits than in its batch "
+        f"({difference.decode} decode and {difference.prefill} prefill logprobs of {difference.tokens})"
+    )
+    return Outcome("alone", DIFFERS, text, values)
+
+
+def read_wide_restore(base: HelperColumns, wide: HelperColumns) -> Outcome:
+    """The outcome of `wide_restore`: the requests of `base` with a longer prompt behind the same prefix."""
+    before, after = summarise(base), summarise(wide)
+    hits = (wide.cached_generation > 0) & ~wide.dropped
+    rows = (wide.prompt_len - wide.cached_generation)[hits]
+    dirty = before.divergent_tokens > 0
+    still = int(np.count_nonzero((after.divergent_tokens > 0) & hits & dirty))
+    values: dict[str, Any] = {
+        "hits": int(np.count_nonzero(hits)),
+        "divergent_before": int(np.count_nonzero(dirty)),
+        "divergent_after": still,
+        "extend_rows": [int(rows.min()), int(rows.max())] if len(rows) else None,
+    }
+    if not dirty.any() or not (hits & dirty).any():
+        text = "no divergent request restored a prefix again, so nothing was compared"
+        return Outcome("wide_restore", NOT_COMPARABLE, text, values)
+    said = f"with extends of {rows.min()} to {rows.max()} rows"
+    if still:
+        text = f"{said}, {still} of {values['divergent_before']} divergent hits still diverge"
+        return Outcome("wide_restore", DIFFERS, text, values)
+    return Outcome("wide_restore", VANISHED, f"{said}, no hit that diverged before diverges", values)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualRows:
+    """One token as decode and as a one-token extend: its bits in both, and the rows of either forward."""
+
+    request: int
+    offset: int
+    same_token: bool
+    same_bits: bool
+    decode_rows: int | None
+    extend_rows: int | None
+    """None where the forward was not observed."""
+    cached_right: bool
+    """The extend had one row: all but its last token came from the cache."""
+
+    @property
+    def comparable(self) -> bool:
+        return self.cached_right and self.decode_rows is not None and self.decode_rows == self.extend_rows
+
+
+def read_equal_m(pairs: Sequence[EqualRows]) -> Outcome:
+    """The outcome of `equal_m`, from pairs whose forwards are proved to have as many rows."""
+    usable = [pair for pair in pairs if pair.comparable]
+    values: dict[str, Any] = {"pairs": len(pairs), "compared": len(usable)}
+    if not usable:
+        uncached = sum(not pair.cached_right for pair in pairs)
+        why = "of other row counts, or not observed"
+        if uncached:
+            why = f"not of one row: {uncached} of {len(pairs)} extends computed more than their last token"
+        return Outcome("equal_m", NOT_COMPARABLE, f"the forwards were {why}", values)
+    differing = [pair for pair in usable if not (pair.same_bits and pair.same_token)]
+    rows = sorted({pair.decode_rows for pair in usable if pair.decode_rows is not None})
+    values |= {"differing": len(differing), "rows": rows}
+    said = f"{len(usable)} tokens as decode and as a one-token extend, both with {_numbers(rows)} rows"
+    if differing:
+        return Outcome("equal_m", DIFFERS, f"{said}: {len(differing)} differ", values)
+    return Outcome("equal_m", SAME, f"{said}: all have the same bits", values)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def chosen(columns: HelperColumns, requests: Sequence[int]) -> HelperColumns:
+    """The columns of some requests alone, in the given order."""
+    index = np.array(requests, dtype=np.int64)
+    tokens = [np.arange(columns.start[i], columns.start[i + 1]) for i in requests]
+    prompts = [np.arange(columns.prompt_start[i], columns.prompt_start[i + 1]) for i in requests]
+    token, prompt = np.concatenate(tokens), np.concatenate(prompts)
+    return HelperColumns(
+        helper=columns.helper,
+        prompt_len=columns.prompt_len[index],
+        cached_generation=columns.cached_generation[index],
+        cached_scoring=columns.cached_scoring[index],
+        output_len=columns.output_len[index],
+        dropped=columns.dropped[index],
+        start=np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64),
+        token_id=columns.token_id[token],
+        decode_nats=columns.decode_nats[token],
+        prefill_nats=columns.prefill_nats[token],
+        prompt_start=np.concatenate([[0], np.cumsum([len(part) for part in prompts])]).astype(np.int64),
+        prompt_ids=columns.prompt_ids[prompt],
+    )
+
+
 def meaning(outcome: Outcome) -> str:
     """What an outcome means for the divergence."""
     if outcome.outcome == NO_EFFECT:

@@ -122,8 +122,6 @@ _SPEAKS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("alone", VANISHED): (("row_count", "place_in_batch"), ("window_slip", "decode_step")),
     ("alone", DIFFERS): (("row_count",), ("place_in_batch",)),
     ("wide_restore", VANISHED): (("few_row_extend",), ("wrong_restore",)),
-    ("pad", MOVED): (("length_residue", "interval", "wrong_restore"), ()),
-    ("pad", SAME): ((), ("length_residue", "interval")),
     ("page_size", MOVED): (("wrong_restore",), ("few_row_extend",)),
     ("page_size", VANISHED): (("wrong_restore", "few_row_extend"), ()),
     ("page_size", SAME): (("tile_edge",), ()),

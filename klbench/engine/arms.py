@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -60,6 +61,7 @@ async def run_arms(
     *,
     max_new_tokens: int,
     generation_tokens: int | None = None,
+    extend_by: int = 0,
     rids: Rids | None = None,
     measured: HelperColumns | None = None,
     observe: ArmObserver | None = None,
@@ -71,9 +73,11 @@ async def run_arms(
 
     `generation_tokens` cuts the generation arm alone. With `measured` the arms repeat that run: the second
     turn's prompts and the dropped requests are its own, and the scoring arm scores its whole sequences.
-    `rids` names request i of an arm. `keep` gets the generation arm before the scoring begins; given back as
-    `earlier`, that arm and what came before it are not repeated. Raises KlbenchError when an answer cannot be
-    compared; cancelled, the requests in flight are aborted on the server.
+    `extend_by` more tokens of each prompt's own are appended after the warming arm, so that what is restored
+    stays the same and the extend is wider. `rids` names request i of an arm. `keep` gets the generation arm
+    before the scoring begins; given back as `earlier`, that arm and what came before it are not repeated.
+    Raises KlbenchError when an answer cannot be compared; cancelled, the requests in flight are aborted on
+    the server.
     """
     if not prompts:
         raise UndecidedError("there is no prompt to run")
@@ -91,6 +95,7 @@ async def run_arms(
         elif helper == "decode_cache_hit":
             first = await arms.generate("warming", turn, max_new_tokens)
             turn = await arms.second_turn(turn, first, measured)
+        turn = [prompt + _again(prompt, extend_by) for prompt in turn]
         generated = await arms.generate("generation", turn, new_tokens)
         if keep is not None:
             keep(GenerationArm(turn, generated))
@@ -108,6 +113,11 @@ async def run_arms(
     await client.flush()
     scored = await arms.score(sequences) if kept else {}
     return _columns(helper, turn, generated, cached, dropped, scored)
+
+
+def _again(prompt: Sequence[int], tokens: int) -> list[int]:
+    """The first `tokens` tokens of the prompt, from its beginning again where it is shorter."""
+    return list(itertools.islice(itertools.cycle(prompt), tokens))
 
 
 def _own_rids() -> Rids:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
+from klbench.core.experiments import AS_IT_IS, Configuration
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.checkout import read_checkout
 from klbench.engine.client import Keys
@@ -27,6 +28,13 @@ from klbench.session import events as ev
 from klbench.session.attach_exports import attach_root
 from klbench.session.census import census
 from klbench.session.continuing import check_same_prompts, interrupted, recorded_prompts
+from klbench.session.experimenting import (
+    ExperimentBench,
+    configured_arguments,
+    judge_again,
+    known_experiments,
+    make_experiments,
+)
 from klbench.session.locating import (
     Chosen,
     attached_dumps,
@@ -89,6 +97,7 @@ class Bench:
         """What was measured on the server at hand: by run and helper, the pass and the columns."""
         self._prompts: PromptSet | None = None
         self._agreed = session.start.options.yes_flush
+        self._configuration = AS_IT_IS
 
     # -- the server ---------------------------------------------------------------------------------------
 
@@ -97,6 +106,9 @@ class Bench:
         await self._ready_server(job)
 
     async def _ready_server(self, job: JobView) -> Server:
+        if self._configuration is not AS_IT_IS:
+            await self.close()
+            self._configuration = AS_IT_IS
         if self._server is None:
             await asyncio.to_thread(_check_prompt_file, self._session.start.options)
             self._server = await self._start(job, self._session.start.options.ready_to_capture)
@@ -153,7 +165,7 @@ class Bench:
         target, options = self._session.start.target, self._session.start.options
         what = Demo(cast(Kind, target.model)) if target.kind == "demo" else Launch(target.model_path)
         launch_options = LaunchOptions(
-            arguments=target.arguments,
+            arguments=configured_arguments(target.arguments, self._configuration),
             deterministic=options.deterministic,
             ready_to_capture=ready_to_capture,
             fault=options.fault,
@@ -320,6 +332,7 @@ class Bench:
         dumps = await attached_dumps(server, self._session.start.options.server_python)
         side = server_side(server, self._ids(server), dumps)
         await trace_and_locate(self._session, job, side, chosen, columns, measured_pass, prompts.as_lists())
+        judge_again(self._session)
 
     async def _capturing_server(self, job: JobView, relaunch: bool) -> Server:
         """A server whose operators can be seen; started again for it where `relaunch` allows that."""
@@ -353,6 +366,45 @@ class Bench:
                 next="what differs between the two servers is a lead: CUDA graphs are off for capture",
             ) from error
 
+    async def experiment(
+        self, job: JobView, names: tuple[str, ...], helper: str | None, max_relaunches: int | None
+    ) -> None:
+        """Makes experiments on the helper named, else on the first diverged one, else on match."""
+        known_experiments(names)
+        server = await self._ready_server(job)
+        prompts = await self._prompts_for(server)
+        run = self._session.state.run
+        chosen = _helper_to_try(run, helper)
+        if run is None or (run.number, chosen) not in self._measured:
+            await self._measure(job, server, prompts, [chosen])
+            run = self._session.state.run
+        assert run is not None
+        if (run.number, chosen) not in self._measured:
+            raise UndecidedError(
+                f"{chosen} was not measured on this server", next="run the helpers, or choose another"
+            )
+        await self._agree_to_flush(job, server, [chosen], prompts)
+        found = run.helper(chosen)
+        await make_experiments(
+            self._session,
+            job,
+            server,
+            names,
+            chosen,
+            prompts.as_lists(),
+            self._measured[run.number, chosen],
+            ExperimentBench(lambda configuration: self._reconfigure(job, configuration), self._ids),
+            pass_s=(found.elapsed_s if found is not None else None) or 0.0,
+            max_relaunches=max_relaunches,
+        )
+
+    async def _reconfigure(self, job: JobView, configuration: Configuration) -> Server:
+        """Our server in another configuration; the next job of another kind starts the original again."""
+        await self.close()
+        self._configuration = configuration
+        self._server = await self._start(job, self._session.start.options.ready_to_capture)
+        return self._server
+
     async def report(self, job: JobView) -> None:
         """Writes the Markdown and the JSON report."""
         job.progress("writing the report", 0, 2)
@@ -365,6 +417,17 @@ def _check_prompt_file(options: Options) -> None:
     """Raises UsageError for a prompt file that cannot be used, before a long launch and not after it."""
     if options.prompts not in (None, "longbench"):
         read_prompt_file(Path(options.prompts or ""), options.samples)
+
+
+def _helper_to_try(run: RunState | None, helper: str | None) -> HelperName:
+    """The helper that experiments repeat."""
+    if helper is not None:
+        return _helper_names([helper])[0]
+    for name in HELPERS:
+        found = run.helper(name) if run is not None else None
+        if found is not None and found.status == "diverged":
+            return name
+    return "match"
 
 
 def _helper_names(names: Sequence[str]) -> list[HelperName]:

@@ -43,6 +43,15 @@ class Census(Command, frozen=True, kw_only=True):
     """Allow a relaunch with --ready-to-capture when the server's operators cannot be seen as it runs."""
 
 
+class Experiment(Command, frozen=True, kw_only=True):
+    """Make experiments on the latest run's divergence: of the first diverged helper when None."""
+
+    names: list[str]
+    helper: str | None = None
+    max_relaunches: int | None = None
+    """None asks where the relaunches take long."""
+
+
 class Cancel(Command, frozen=True, kw_only=True):
     """Cancel the job in progress; what it has is kept."""
 
@@ -75,6 +84,7 @@ COMMAND_TYPES: tuple[type[Command], ...] = (
     Continue,
     Locate,
     Census,
+    Experiment,
     Cancel,
     Report,
     Relaunch,

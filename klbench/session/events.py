@@ -216,6 +216,32 @@ class CensusTaken(Event, frozen=True, kw_only=True):
     elapsed_s: float
 
 
+class ExperimentsPlanned(Event, frozen=True, kw_only=True):
+    """`plan`: steps grouped by configuration, what is impossible and why, launches, estimate_s."""
+
+    helper: str
+    plan: dict[str, Any]
+
+
+class ExperimentEnded(Event, frozen=True, kw_only=True):
+    """`result`: name, outcome, text, values, meaning; experiment: its number in the session, from 1."""
+
+    experiment: int
+    helper: str
+    name: str
+    result: dict[str, Any]
+    elapsed_s: float
+    run: int | None = None
+    """The run whose divergence it asks about."""
+
+
+class RunJudged(Event, frozen=True, kw_only=True):
+    """A run's verdict after what was located and tried since it ended."""
+
+    run: int
+    verdict: dict[str, Any]
+
+
 class ReportWritten(Event, frozen=True, kw_only=True):
     files: list[str]
 
@@ -247,5 +273,5 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded,
     JobStarted, JobProgress, JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded,
     HelperEnded, TokenTexts, RunEnded, Located, CensusTaken, ReportWritten, Trouble, Call, Unknown,
-    Asked, Answered, RunContinued, CodeSeen,
+    Asked, Answered, RunContinued, CodeSeen, ExperimentsPlanned, ExperimentEnded, RunJudged,
 )  # fmt: skip

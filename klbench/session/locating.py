@@ -14,8 +14,8 @@ from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
 from klbench.engine.capture import Outcome, capture
-from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.capture_control import CaptureControl, RequestIds
+from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.confirm import confirm
 from klbench.engine.dump_process import DumpProcess
 from klbench.engine.facts import read_model_config
@@ -132,7 +132,7 @@ def server_side(server: Server, ids: RequestIds, dumps: DumpProcess | None = Non
     )
 
 
-class _ArmsAsProgress:
+class ArmsAsProgress:
     """Shows the arms that a capture repeats as the job's progress; they are no arms of a run."""
 
     def __init__(self, job: JobView) -> None:
@@ -164,7 +164,7 @@ async def trace_and_locate(
     began = time.monotonic()
     number = 1 + max((located.number for located in session.state.located), default=0)
     trace_dir = Path(options.trace_dir) if options.trace_dir else session.folder.traces
-    arms = _ArmsAsProgress(job)
+    arms = ArmsAsProgress(job)
 
     def say(outcome: Outcome) -> None:
         session.emit(

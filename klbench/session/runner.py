@@ -63,6 +63,10 @@ class Work(Protocol):
 
     async def census(self, job: JobView, relaunch: bool) -> None: ...
 
+    async def experiment(
+        self, job: JobView, names: tuple[str, ...], helper: str | None, max_relaunches: int | None
+    ) -> None: ...
+
     async def relaunch(self, job: JobView, ready_to_capture: bool) -> None: ...
 
     async def report(self, job: JobView) -> None: ...
@@ -250,6 +254,15 @@ class Runner:
             case cmd.Census():
                 title = "take the census of the model's operators"
                 return self._enqueue("census", title, lambda job: work.census(job, command.relaunch))
+            case cmd.Experiment():
+                title = f"experiment {', '.join(command.names)}"
+                return self._enqueue(
+                    "experiment",
+                    title,
+                    lambda job: work.experiment(
+                        job, tuple(command.names), command.helper, command.max_relaunches
+                    ),
+                )
             case cmd.Report():
                 return self._enqueue("report", "write the report", work.report)
             case cmd.Relaunch():

@@ -194,6 +194,19 @@ class CensusState:
 
 
 @dataclass(frozen=True, slots=True)
+class ExperimentState:
+    """What one experiment showed; `result` has name, outcome, text, values and meaning."""
+
+    number: int
+    run: int | None
+    helper: str
+    name: str
+    result: Mapping[str, Any]
+    elapsed_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TroubleLine:
     """An error (level "error") or a warning that a user should see."""
 

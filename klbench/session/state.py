@@ -11,8 +11,9 @@ nothing but `seq`. Times: `*_at` are seconds since the epoch, `*_s` are duration
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from klbench.session import events as ev
 from klbench.session.log import Entry
@@ -21,6 +22,7 @@ from klbench.session.snapshot import (
     CallLine,
     CensusState,
     CodeState,
+    ExperimentState,
     HelperState,
     JobState,
     LocatedState,
@@ -37,6 +39,7 @@ __all__ = [
     "CallLine",
     "CensusState",
     "CodeState",
+    "ExperimentState",
     "HelperState",
     "JobState",
     "LocatedState",
@@ -73,6 +76,9 @@ class SessionState:
     runs: tuple[RunState, ...] = ()
     located: tuple[LocatedState, ...] = ()
     censuses: tuple[CensusState, ...] = ()
+    experiment_plan: Mapping[str, Any] = field(default_factory=dict)
+    """The latest plan of experiments."""
+    experiments: tuple[ExperimentState, ...] = ()
     reports: tuple[str, ...] = ()
     """Report files, relative to the session folder or absolute; the newest last."""
     troubles: tuple[TroubleLine, ...] = ()
@@ -150,6 +156,18 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
         case ev.CensusTaken():
             census = CensusState(event.census, event.result, event.elapsed_s, at)
             return replace(state, censuses=(*state.censuses, census))
+        case ev.ExperimentsPlanned():
+            return replace(state, experiment_plan=event.plan)
+        case ev.ExperimentEnded():
+            made = ExperimentState(
+                event.experiment, event.run, event.helper, event.name, event.result, event.elapsed_s, at
+            )
+            return replace(state, experiments=(*state.experiments, made))
+        case ev.RunJudged():
+            runs = tuple(
+                replace(run, verdict=event.verdict) if run.number == event.run else run for run in state.runs
+            )
+            return replace(state, runs=runs)
         case ev.ReportWritten():
             return replace(state, reports=(*state.reports, *event.files))
         case ev.Asked():
