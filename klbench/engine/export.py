@@ -12,6 +12,7 @@ and no server is needed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ from klbench.engine.ulp_rows import ORIGIN_ROWS
 from klbench.errors import UndecidedError
 
 
+# They become part of the script.
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+
 @dataclass(frozen=True, slots=True)
 class Export:
     """What was written: `restated` says whether the script does the operator's arithmetic again."""
@@ -38,21 +43,21 @@ class Export:
 
 def export_origin(finding: Mapping[str, Any], number: int, trace_dir: Path, folder: Path) -> Export:
     """Writes finding `number` of a trace into `folder` (new). Raises UndecidedError without tensors."""
-    kept = sorted(replay_folder(trace_dir, number).glob("*/kept-*.safetensors"))
-    rank = finding.get("rank")
-    kept = [path for path in kept if path.name == f"kept-{rank}.safetensors"]
-    tensors, about = (
-        _from_replay(kept[0], str(finding.get("module"))) if kept else _from_rows(trace_dir, number)
-    )
+    name = f"*/kept-{finding.get('rank')}.safetensors"
+    kept = next(iter(sorted(replay_folder(trace_dir, number).glob(name))), None)
+    try:
+        if kept is None:
+            raise UndecidedError("it was not called again alone")
+        tensors, about = _from_replay(kept, str(finding.get("module")))
+    except UndecidedError as error:
+        tensors, about = _from_rows(trace_dir, number, error.why or error.what)
     title = f"{finding.get('kind')} in {finding.get('module')}"
     positions = finding.get("positions") or {}
     claim = f"Request {finding.get('request')}, row {positions.get('first')}: equal inputs, other output"
     many = finding.get("replay_M")
     claim += f" from {many} rows on." if many is not None else "."
-    why_not = ""
-    if kept:
-        names = list(tensors)
-        arithmetic = restated(about["class"], names, about["attributes"])
+    if "outputs" in about:
+        arithmetic = restated(about["class"], list(tensors), about["attributes"])
         why_not = arithmetic if isinstance(arithmetic, str) else ""
         script = replay_script(
             title=title,
@@ -84,7 +89,8 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
         (0, None),
     )
     if operator is None or not operator.arguments:
-        raise UndecidedError(f"{module} was not replayed", why="its session kept no tensors of it")
+        reason = operator.reason if operator is not None else ""
+        raise UndecidedError(f"{module} was not replayed", why=reason or "it was not called in the replay")
     content, metadata = read_raw(kept)
     rows, _ = read_raw(kept.with_name(kept.name.replace("kept-", "rows-")))
     tensors = {
@@ -92,6 +98,8 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
         for name, tensor in content.items()
         if name.startswith(f"{number}/")
     }
+    if not all(map(_NAME.fullmatch, (*tensors, *(entry.name for entry in operator.arguments)))):
+        raise UndecidedError(f"the tensors of {module} have odd names")
     outputs: dict[int, str] = {}
     # The first output that changes, or the first one: one is enough to show it.
     argument = max(operator.arguments, key=lambda entry: max(entry.variants[0], default=0))
@@ -104,7 +112,7 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
     if not outputs:
         raise UndecidedError(
             f"{module} gives the same bits with every number of rows",
-            why="there is no difference to show by it alone",
+            why="called again alone it gives the same bits with every number of rows",
         )
     about = json.loads(metadata.get("about", "{}")).get(str(number), {})
     return tensors, {
@@ -118,13 +126,13 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
     }
 
 
-def _from_rows(trace_dir: Path, number: int) -> tuple[dict[str, RawTensor], dict[str, Any]]:
+def _from_rows(trace_dir: Path, number: int, why: str) -> tuple[dict[str, RawTensor], dict[str, Any]]:
     """The recorded rows of both arms, where the operator was not called again."""
     path = trace_dir / ORIGIN_ROWS
     if not path.is_file():
         raise UndecidedError(
             "no tensors of this origin were kept",
-            why="it was neither replayed nor were its rows fetched",
+            why=f"its rows were not fetched, and {why}",
             next="locate it again",
         )
     content, _ = read_raw(path)
@@ -136,4 +144,4 @@ def _from_rows(trace_dir: Path, number: int) -> tuple[dict[str, RawTensor], dict
     }
     if not tensors:
         raise UndecidedError("no rows of this origin were fetched", next="locate it again")
-    return tensors, {"why": "the operator depends on more than these rows, or could not be called again"}
+    return tensors, {"why": why}
