@@ -27,7 +27,6 @@ from klbench.engine.replay import decode_result
 from klbench.engine.ulp_rows import ORIGIN_ROWS
 from klbench.errors import UndecidedError
 
-
 # They become part of the script.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
