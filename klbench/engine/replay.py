@@ -30,7 +30,7 @@ from klbench.errors import UndecidedError
 
 _CONTROL = "replay-control.json"
 _ACK_LIMIT_S = 30.0
-_RESULT_LIMIT_S = 120.0
+_RESULT_LIMIT_S = 60.0
 _POLL_S = 0.02
 _MAX_JSON_BYTES = 64 << 20
 _AT_ONCE = 64
