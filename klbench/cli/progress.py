@@ -60,7 +60,10 @@ class Progress:
             case ev.JobStarted():
                 self._job = event.kind
                 return event.title if event.kind in ("locate", "relaunch", "census", "experiment") else None
-            # What a run and a launch do is said by the arms and by the server's phases.
+            # What a run and a launch do is said by the arms and by the server's phases, but not how long.
+            case ev.JobProgress(done=0, eta_s=eta_s) if eta_s and self._job in ("run", "launch"):
+                what = f"{event.total} helpers" if event.total else event.phase
+                return f"{what} · about {elapsed(eta_s)} by earlier sessions"
             case ev.JobProgress() if self._job in ("locate", "census", "experiment"):
                 phase = event.phase.replace("_", " ")
                 if phase != self._phase:

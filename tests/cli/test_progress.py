@@ -58,3 +58,22 @@ def test_a_locate_job_says_each_of_its_phases():
         for phase in ("converting", "converting", "localising")
     ]
     assert said(*story) == ["locate the origin", "converting", "localising"]
+
+
+def test_how_long_it_should_take_is_said_once_at_the_beginning():
+    assert said(
+        ev.JobStarted(job=1, kind="run", title="run all"),
+        ev.JobProgress(job=1, phase="starting the server", done=0, total=0, eta_s=21.0),
+        ev.JobProgress(job=1, phase="match", done=0, total=3, eta_s=75.0),
+        ev.JobProgress(job=1, phase="prefill_cache_hit", done=1, total=3, eta_s=50.0),
+    ) == [
+        "starting the server · about 0:21 by earlier sessions",
+        "3 helpers · about 1:15 by earlier sessions",
+    ]
+    assert (
+        said(
+            ev.JobStarted(job=1, kind="run", title="run all"),
+            ev.JobProgress(job=1, phase="match", done=0, total=3, eta_s=None),
+        )
+        == []
+    )
