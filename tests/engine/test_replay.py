@@ -72,16 +72,11 @@ def replayed(demo_server, tmp_path_factory: pytest.TempPathFactory) -> Replayed:
             work = Work("match", PROMPTS, chosen, found.columns, NEW_TOKENS, [measured_pass])
             found.first = await capture(side, work, trace_dir=folder)
             found.outcome = await confirm(side, found.first, trace_dir=folder)
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(UndecidedError) as caught:
+            nowhere = {"modules": ["model.norm"], "position": 10_000}
+            with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("klbench.engine.replay._RESULT_LIMIT_S", 1.0)
-                await replay(
-                    side,
-                    PROMPTS[0],
-                    folder=folder / "none",
-                    rows=[1],
-                    modules=["no.such.module"],
-                    position=10_000,
-                )
+                with pytest.raises(UndecidedError) as caught:
+                    await replay(side, PROMPTS[0], folder=folder / "none", rows=[1], **nowhere)
             found.refused = caught.value
 
     asyncio.run(ask())
