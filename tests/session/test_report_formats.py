@@ -40,7 +40,9 @@ def a_report():
     origin = replace(report.located[0], result={**report.located[0].result, "map": MAP})
     helper = replace(report.runs[0].helpers[0], plots=helper_plots(COLUMNS))
     run = replace(report.runs[0], helpers=[helper, *report.runs[0].helpers[1:]])
-    return replace(report, written_at="2026-11-29T20:00:00Z", runs=[run], located=[origin])
+    return replace(
+        report, written_at="2026-11-29T20:00:00Z", klbench_version="0.1.0", runs=[run], located=[origin]
+    )
 
 
 @pytest.mark.parametrize("name", ["md", "html", "json", "github"])
