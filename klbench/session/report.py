@@ -102,6 +102,10 @@ class Report:
     repeat: list[tuple[str, str]]
     not_stock: list[str] = field(default_factory=list)
     """How the server differs from a stock deterministic one, one sentence each."""
+    experiments: list[dict[str, Any]] = field(default_factory=list)
+    """What was tried: name, helper, outcome, text, meaning."""
+    census: dict[str, Any] | None = None
+    """The body of the latest klbench.census/1."""
     code: dict[str, Any] | None = None
     """sglang's checkout: commit, subject, edited files."""
 
@@ -134,6 +138,11 @@ def gather(session: Path, state: SessionState) -> Report:
         ],
         repeat=commands_to_repeat(state, session),
         not_stock=not_stock(state),
+        experiments=[
+            {**made.result, "name": made.name, "helper": made.helper, "elapsed_s": made.elapsed_s}
+            for made in state.experiments
+        ],
+        census=dict(state.latest_census.result) if state.latest_census is not None else None,
         code=_code(state.server.code),
     )
 

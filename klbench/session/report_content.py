@@ -59,6 +59,8 @@ def blocks(report: Report, detail: Detail | None = None) -> list[Block]:
         shown += _run(run, detail)
     for origin in report.located[::-1][: detail.runs]:
         shown += _origin(origin, detail)
+    shown += _experiments(report.experiments)
+    shown += _census(report.census, detail)
     shown += [
         heading(2, "What was not checked"),
         bullets(report.not_checked or ["nothing that klbench knows of"]),
@@ -258,6 +260,45 @@ def _origin(origin: ReportOrigin, detail: Detail) -> list[Block]:
         if (more := len(masked) - detail.masked) > 0:
             inner.append(paragraph(f"{more} more in the JSON report."))
         shown += [heading(3, "Masked"), Fold("Masked", tuple(inner))]
+    return shown
+
+
+def _experiments(made: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """What was tried, what came of it and what that rules out."""
+    if not made:
+        return []
+    rows: list[list[Inline]] = [
+        [
+            Code(str(one.get("name"))),
+            Code(str(one.get("helper"))),
+            Code(str(one.get("outcome"))),
+            str(one.get("text") or "–"),
+            str(one.get("meaning") or "–"),
+        ]
+        for one in made
+    ]
+    return [heading(2, "Experiments"), table(("experiment", "helper", "outcome", "seen", "meaning"), rows)]
+
+
+def _census(taken: Mapping[str, Any] | None, detail: Detail) -> list[Block]:
+    """Which operators change their bits with the number of rows."""
+    if taken is None:
+        return []
+    operators = [one for one in taken.get("operators") or [] if isinstance(one, Mapping)]
+    changed = [one for one in operators if one.get("status") == "not_invariant"]
+    shown: list[Block] = [
+        heading(2, "Operators by number of rows"),
+        paragraph(
+            f"{len(operators)} operators called again on {taken.get('rows')} rows: ",
+            Code(_value(taken.get("summary") or {})),
+        ),
+    ]
+    if changed:
+        rows: list[list[Inline]] = [
+            [Code(str(one.get("module"))), Code(_value(one.get("first_M"))), Code(_value(one.get("ulp_max")))]
+            for one in changed[: detail.around]
+        ]
+        shown.append(table(("not invariant", "first at M", "most ulps"), rows))
     return shown
 
 

@@ -113,6 +113,35 @@ def test_what_was_not_checked_is_said():
     assert not_checked(state_of()) == ["No helper was run."]
 
 
+def test_experiments_and_the_census_are_reported_with_what_they_mean():
+    tried = {
+        "name": "repeats",
+        "outcome": "same_bits",
+        "text": "5 repeats agree",
+        "meaning": "no race showed",
+    }
+    operators = [
+        {
+            "module": "model.layers.1.self_attn.o_proj",
+            "status": "not_invariant",
+            "first_M": 64,
+            "ulp_max": 22,
+        },
+        {"module": "model.norm", "status": "invariant", "first_M": None, "ulp_max": None},
+    ]
+    taken = {"rows": 127, "summary": {"invariant": 1, "not_invariant": 1}, "operators": operators}
+    more = [
+        ev.ExperimentEnded(experiment=1, helper="match", name="repeats", result=tried, elapsed_s=4.0, run=1),
+        ev.CensusTaken(census=1, result=taken, elapsed_s=9.0),
+    ]
+    shown = markdown(
+        gather(Path("/s"), fold((Entry(90 + n, 1.0, e) for n, e in enumerate(more)), measured()))
+    )
+    assert "| `repeats` | `match` | `same_bits` | 5 repeats agree | no race showed |" in shown
+    assert "| `model.layers.1.self_attn.o_proj` | `64` | `22` |" in shown
+    assert "`model.norm`" not in shown.partition("Operators by number of rows")[2]
+
+
 def test_an_unlocated_divergence_is_said():
     run = measured()
     state = fold([], run)
