@@ -161,8 +161,14 @@ def _redacted(name: str, content: bytes, redactor: Redactor) -> bytes | None:
         return redactor.text("\n".join(kept)).encode()
     if name.startswith("runs/") and name.endswith(".npz"):
         return without_prompts(content)
-    # Reports are written anew, redacted; exports hold a model's own tensors, which belong to the finding.
-    return content if name.startswith("exports/") or "-redacted" in name else None
+    if name.startswith("exports/"):
+        # The tensors are the model's own, and are the finding.
+        if name.endswith(".json"):
+            return _redacted_json(content, redactor)
+        is_tensors = name.endswith(".safetensors")
+        return content if is_tensors else redactor.text(content.decode("utf-8", errors="replace")).encode()
+    # Reports are written anew, redacted.
+    return content if "-redacted" in name else None
 
 
 def _redacted_json(content: bytes, redactor: Redactor) -> bytes | None:

@@ -42,6 +42,11 @@ def session(tmp_path):
     log.parent.mkdir()
     log.write_text("ready on gpu-box-7\nReceive: obj=GenerateReqInput(text='a secret prompt')\n")
     write_report(folder, read_state(folder))
+    export = folder.exports / "origin-1"
+    export.mkdir(parents=True)
+    (export / "show.py").write_text("# made on gpu-box-7\n")
+    (export / "origin.json").write_text('{"trace": "/data/alice/trace"}')
+    (export / "tensors.safetensors").write_bytes(b"/data/alice")
     return folder
 
 
@@ -87,6 +92,9 @@ def test_a_redacted_bundle_holds_no_prompt_no_name_and_no_path(session, tmp_path
             assert b"secret prompt" not in content, name
             assert str(session.path.parent).encode() not in content, name
     assert not [name for name in parts if "prompts-" in name or "texts" in name]
+    assert parts["exports/origin-1/show.py"] == b"# made on <name>\n"
+    assert parts["exports/origin-1/origin.json"] == b'{"trace":"<path>/trace"}'
+    assert parts["exports/origin-1/tensors.safetensors"] == b"/data/alice"
     assert [name for name in parts if name.startswith("reports/")] != []
     folder = open_bundle(file)
     columns, whole = (load_columns(place.runs / "1-match.npz") for place in (folder, session))
