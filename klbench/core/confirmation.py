@@ -60,7 +60,8 @@ def may_be_confirmed(finding: Finding) -> bool:
 
 def wants_replay(finding: Finding) -> bool:
     """Whether it blames an operator that might be called again alone."""
-    return finding.kind == "operator" and not finding.latent
+    functions = finding.kind == "head" and finding.module in ("lm_head", "logprob")
+    return (finding.kind == "operator" or functions) and not finding.latent
 
 
 def arm_rows(finding: Finding) -> tuple[int, ...]:

@@ -276,6 +276,11 @@ class CarriedForward:
     def _logits(self, _: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002
         if not isinstance(result, torch.Tensor):
             return
+        if self._wanted("lm_head") and not self._calls.get("lm_head"):
+            self._calls["lm_head"] = 1
+            call = _Call("lm_head")
+            call.reason = "this version has no function of its own for it"
+            self._replay(Replayed("lm_head", 0, ""), None, call, result, int(result.shape[0]))
         logprobs = torch.nn.functional.log_softmax(result, dim=-1)
 
         def again(index: torch.Tensor) -> Any:

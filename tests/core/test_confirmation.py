@@ -134,6 +134,15 @@ def test_a_gap_is_confirmed_without_a_replay():
     assert confirmed(gap, replace(PROVED, repeat=(gap,)), None).grade == "confirmed"
 
 
+def test_the_functions_of_the_head_are_called_again_as_operators_are():
+    head = replace(FINDING, kinds=("head",), module="lm_head")
+    experiment = replace(PROVED, repeat=(head,))
+    assert judged(head, experiment).grade == "confirmed"
+    assert missing(judged(head, experiment, INVARIANT)) == ["replay"]
+    logits = replace(head, module="logits")
+    assert confirmed(logits, replace(PROVED, repeat=(logits,)), None).grade == "confirmed"
+
+
 @pytest.mark.parametrize("change", [{"grade": "unknown"}, {"latent": True}])
 def test_nothing_is_raised_from_unknown_and_a_latent_finding_is_left_alone(change):
     finding = replace(FINDING, **change)

@@ -95,6 +95,44 @@ class Buffered(torch.nn.Module):
         return out
 
 
+class LogitsProcessor(torch.nn.Module):
+    """The head as sglang has it: functions, not modules."""
+
+    def forward(self, hidden: Any, weight: Any) -> Any:
+        return self._get_logits(hidden, weight, None)
+
+    def _get_logits(self, hidden_states: Any, lm_head: Any, _metadata: Any) -> Any:
+        return self._compute_lm_head(hidden_states, lm_head, None)
+
+    def _compute_lm_head(self, hidden_states: Any, lm_head: Any, _bias: Any, *, out: Any = None) -> Any:
+        assert out is None
+        scale = 1.0 if hidden_states.shape[0] < 8 else 1.5
+        return hidden_states @ lm_head.weight.T * scale
+
+
+class OldLogitsProcessor(LogitsProcessor):
+    _compute_lm_head = None  # type: ignore[assignment]
+
+    def _get_logits(self, hidden_states: Any, lm_head: Any, _metadata: Any) -> Any:
+        return hidden_states @ lm_head.weight.T
+
+
+OldLogitsProcessor.__name__ = "LogitsProcessor"
+
+
+class WithHead(torch.nn.Module):
+    def __init__(self, processor: Any) -> None:
+        super().__init__()
+        self.processor = processor
+        self.norm = Heads()
+        self.lm_head = torch.nn.Linear(WIDTH, 5, bias=False)
+        # Sums of whole numbers are exact in any order.
+        torch.nn.init.ones_(self.lm_head.weight)
+
+    def forward(self, batch: Any) -> Any:
+        return self.processor(self.norm(batch.hidden), self.lm_head)
+
+
 class ForwardBatch(SimpleNamespace):
     pass
 
@@ -273,6 +311,32 @@ def test_a_weight_that_is_too_large_is_cut_to_the_elements_that_differ(server: S
     # The first element of row 0 is 0 and so has the same bits.
     assert elements == list(range(1, WIDTH))
     assert about["cut"] == ["weight"]
+
+
+def with_head(server: Server, processor: Any) -> Any:
+    """The statuses of a model with that head."""
+    model = WithHead(processor)
+    server.runner.model = model
+    server.replays._runner.model = model
+    original = server.replays._runner
+    original.forward = lambda batch: model.forward(batch)
+    server.replays.wrap_forward()
+    server.ask()
+    with torch.no_grad():
+        server.forward()
+    assert "_get_logits" not in vars(processor)
+    return {name: operator.status for name, operator in server.operators().items()}
+
+
+def test_the_head_is_replayed_through_its_own_functions(server: Server) -> None:
+    found = with_head(server, LogitsProcessor())
+    assert found == {"norm": "invariant", "lm_head": "not_invariant", "logprob": "invariant"}
+    assert server.operators()["lm_head"].arguments[0].variants == [[0, 0, 1, 1, 1]] * 3
+
+
+def test_a_head_without_a_function_of_its_own_is_said_not_to_be_judged(server: Server) -> None:
+    found = with_head(server, OldLogitsProcessor())
+    assert found == {"norm": "invariant", "lm_head": "skipped", "logprob": "invariant"}
 
 
 def test_a_folder_that_others_may_read_is_refused(server: Server) -> None:
