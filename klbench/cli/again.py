@@ -6,16 +6,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from klbench.cli import headless
 from klbench.cli.failures import note
+from klbench.errors import UsageError
 from klbench.session.bench import make_work
 from klbench.session.bundle import find_session_or_bundle
 from klbench.session.continuing import start_to_continue
 from klbench.session.folder import SessionFolder
 from klbench.session.liking import start_like
 from klbench.session.link import read_state
+
+# What may be said anew: none of it changes a number.
+_FREE = frozenset({"session", "like", "json_place", "notify", "keep_idle", "yes_flush", "launch_timeout"})
+
+
+def _check_options(instead: str) -> None:
+    """Raises UsageError where this command line says something that the recorded one decides."""
+    context = click.get_current_context()
+    given = [
+        name
+        for name in context.params
+        if name not in _FREE and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        flags = ", ".join(f"--{name.removesuffix('s') if name == 'helpers' else name}" for name in given)
+        raise UsageError(
+            f"{flags.replace('_', '-')} would make it another experiment",
+            why="the session's own command is repeated, so that the numbers can be compared",
+            next=instead,
+        )
 
 
 def is_session(path: Path) -> bool:
@@ -24,6 +46,7 @@ def is_session(path: Path) -> bool:
 
 def run_again(session: Path, *, json_place: str | None) -> int:
     """What the session was made for: the interrupted run goes on, otherwise the same run once more."""
+    _check_options("name the target too for a new run in this session: --demo, --launch or --url")
     folder = SessionFolder(session.absolute())
     folder.read_session_file()
     start = start_to_continue(folder, read_state(folder))
@@ -35,6 +58,7 @@ def run_again(session: Path, *, json_place: str | None) -> int:
 def run_like(name: str, *, session: Path | None, json_place: str | None, options: Mapping[str, Any]) -> int:
     """Repeats the named session in a new one and compares. Only options that change no number are taken
     from this command line."""
+    _check_options("start a new run with --demo, --launch or --url")
     folder = find_session_or_bundle(name)
     folder.read_session_file()
     start, side = start_like(folder)

@@ -394,6 +394,14 @@ def test_a_finished_session_has_nothing_to_continue(capsys):
     assert "klbench run --like" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [["--samples", "8"], ["--helper", "match"], ["--no-deterministic"]])
+def test_a_session_alone_takes_no_options_that_make_it_another_experiment(capsys, more):
+    folder = interrupted_session()
+    for name in ("--session", "--like"):
+        assert main(["run", name, str(folder.path), *more]) == ExitCode.USAGE
+        assert f"{more[0]} would make it another experiment" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["run", "--session"], ["open", "--continue"]])
 def test_a_session_alone_is_continued_with_what_it_was_started_with(monkeypatch, command):
     folder = interrupted_session()
