@@ -60,8 +60,11 @@ def leaves(trace: Trace) -> list[int]:
 
 
 def is_logits(operator: Operator) -> bool:
-    """Whether this call site takes the last hidden rows to logits: rows of its output are pruned."""
-    return (
+    """Whether this call site takes the last hidden rows to logits: rows of its output are pruned.
+
+    The operators of the head are functions of the logits processor and have its class, not its pruned rows.
+    """
+    return operator.module not in HEAD_OPERATORS and (
         operator.class_name == "LogitsProcessor" or operator.module.rsplit(".", 1)[-1] == "logits_processor"
     )
 

@@ -53,6 +53,8 @@ class Work:
     max_new_tokens: int
     measured_passes: Collection[int] = ()
     """The passes of the measured run, for comparing compositions."""
+    whole_generation: bool = False
+    """Generate all tokens again, past the first divergence: origins that begin later are found too."""
 
 
 def first_divergent_offset(columns: HelperColumns, request: int) -> int | None:
@@ -68,6 +70,8 @@ def differs(columns: HelperColumns, tokens: slice) -> Any:
 
 def generation_tokens(work: Work) -> int:
     """How many tokens the generation arm needs to show the first divergence again."""
+    if work.whole_generation:
+        return work.max_new_tokens
     first = first_divergent_offset(work.measured, work.request)
     return work.max_new_tokens if first is None else first + 1
 

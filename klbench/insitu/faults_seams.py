@@ -208,7 +208,8 @@ class Moments:
 def module_at(model: Any, layer: int, *names: str) -> Any:
     """The layer's module by the first of `names` that it has. Raises ValueError where it has none."""
     for name in names:
-        for path, module in model.named_modules():
+        # A module that layers share has a path in each.
+        for path, module in model.named_modules(remove_duplicate=False):
             if path.endswith(f"layers.{layer}.{name}"):
                 return module
     raise ValueError(f"the model has no layers.{layer}.{names[0]} on this rank")
