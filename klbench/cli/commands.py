@@ -11,7 +11,9 @@ import click
 import klbench as package
 from klbench.cli import diagnosis_commands, session_commands
 from klbench.cli import options as opt
+from klbench.cli.calibrate import calibrate
 from klbench.cli.census import census
+from klbench.cli.emit_test import emit_test
 from klbench.cli.experiment import experiment
 from klbench.cli.export import export
 from klbench.errors import ExitCode, UsageError
@@ -185,7 +187,9 @@ def _list_faults(json_place: str | None) -> int:
     return ExitCode.CONSISTENT
 
 
+klbench.add_command(calibrate)
 klbench.add_command(census)
+klbench.add_command(emit_test)
 klbench.add_command(experiment)
 klbench.add_command(export)
 klbench.add_command(diagnosis_commands.guide)

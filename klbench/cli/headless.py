@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from klbench.cli import census, compare_table, experiment, table
+from klbench.cli import calibrate, census, compare_table, experiment, table
 from klbench.cli.failures import Interrupted, SignalSwitch, note, ring, show, signals_switched, write_json
 from klbench.cli.progress import Progress
 from klbench.errors import ExitCode, KlbenchError, UndecidedError
 from klbench.session import documents
+from klbench.session.calibrating import calibration_document, calibration_exit_code, keep_calibration
 from klbench.session.census import census_document, census_exit_code
 from klbench.session.commands import Census, Continue, Experiment, Locate, Run
 from klbench.session.comparing import Side, compare, side_of
@@ -38,7 +39,7 @@ class Plan:
     """What a headless command does. `what`: the helpers, then the origin ("locate"), or the origin only where
     a helper diverged ("demo"), or experiments ("experiment"); or the census alone."""
 
-    what: Literal["run", "locate", "demo", "census", "experiment"]
+    what: Literal["run", "locate", "demo", "census", "experiment", "calibrate"]
     helper: str | None = None
     request: int | None = None
     like: Side | None = None
@@ -49,6 +50,8 @@ class Plan:
     """Print also what is as it should be."""
     experiments: tuple[str, ...] = ()
     max_relaunches: int | None = None
+    passes: int = 1
+    """How often the helpers are run."""
 
 
 @dataclass(slots=True)
@@ -130,7 +133,11 @@ async def _follow(plan: Plan, runner: Runner, start: StartRequest) -> None:
     helpers = [plan.helper] if plan.helper else list(start.options.helpers)
     # Not a second time: what the runner found when it took the session is what is left.
     await runner.execute(Continue() if plan.resumes else Run(helpers=helpers))
+    for _ in range(1, plan.passes):
+        await runner.execute(Run(helpers=helpers))
     run = runner.state.run
+    if plan.what == "calibrate":
+        return
     if plan.what == "experiment":
         names = list(plan.experiments)
         await runner.execute(Experiment(names=names, helper=plan.helper, max_relaunches=plan.max_relaunches))
@@ -181,6 +188,10 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
         document = census_document(folder.path, state, outcome.error)
     elif plan.what == "experiment":
         document = experiment_document(folder.path, state, outcome.error)
+    elif plan.what == "calibrate":
+        document = calibration_document(folder.path, state, plan.passes, outcome.error)
+        if outcome.error is None and calibration_exit_code(document) != ExitCode.UNDECIDED:
+            document["kept_in"] = str(keep_calibration(document, state.at))
     elif plan.what == "run":
         document = documents.run_document(folder.path, state, state.run, outcome.error)
     else:
@@ -203,6 +214,8 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
         show(outcome.error)
     if outcome.exit_code is not None:
         return outcome.exit_code
+    if plan.what == "calibrate":
+        return calibration_exit_code(document)
     return _exit_code(plan, state)
 
 
@@ -213,6 +226,10 @@ def _print(folder: SessionFolder, plan: Plan, state: SessionState, document: dic
         return
     if plan.what == "experiment":
         for line in experiment.lines(document):
+            table.out(line)
+        return
+    if plan.what == "calibrate":
+        for line in calibrate.lines(document):
             table.out(line)
         return
     run = documents.run_document(folder.path, state, state.run)

@@ -71,9 +71,9 @@ CATALOGUE: dict[str, Experiment] = {
                 SAME: "with equal row counts and the same state both agree: what differs in the run is "
                 "arithmetic "
                 "that depends on the number of rows",
-                DIFFERS: "with equal row counts and the same cached tokens they still differ: decode and "
-                "extend do "
-                "not compute the same function",
+                DIFFERS: "with equal row counts they still differ, so it is no rounding by the number of "
+                "rows: decode and extend do not compute the same function, or the prefix that the extend "
+                "restored is wrong",
             },
         ),
         Experiment(
@@ -109,6 +109,8 @@ CATALOGUE: dict[str, Experiment] = {
                 VANISHED: "without the overlap nothing diverges: work of the scheduler reaches a forward "
                 "in flight",
                 MOVED: "other requests diverge: the overlap has a part in it",
+                DIFFERS: "the same requests diverge, with other bits: the new start or the overlap has a "
+                "part in their size",
             },
             relaunches=True,
         ),
