@@ -13,12 +13,13 @@ the same function of the same state; a run alone can make one of them probable, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.core.exercised import what_was_exercised
+from klbench.core.experiments import NOT_POSSIBLE
 from klbench.core.explanations import explain
 from klbench.core.hypotheses import Hypothesis, conditions_of, next_step, rank
 from klbench.core.kl import HelperSummary, summarise
@@ -99,7 +100,9 @@ def diagnose(
         _without_divergence(verdict, results)
     else:
         scene = make_scene(signatures, summaries, server)
-        _with_divergence(verdict, scene, rank(settle(explain(scene), scene, findings, experiments)))
+        made = {str(outcome.get("name")) for outcome in experiments}
+        ranked = rank(settle(explain(scene), scene, findings, experiments))
+        _with_divergence(verdict, scene, ranked, made)
         helper, request = first
         if not findings:
             verdict.next.insert(
@@ -117,6 +120,9 @@ def diagnose(
         _about_prompts(verdict, signature)
     for outcome in experiments:
         name = outcome.get("name")
+        shown = any(item["code"] == f"experiment_{name}" for item in verdict.evidence)
+        if shown or outcome.get("outcome") == NOT_POSSIBLE:
+            continue
         verdict.because(f"experiment_{name}", str(outcome.get("text") or ""), outcome=outcome.get("outcome"))
     for item in what_was_exercised(columns, server):
         verdict.because(item.code, item.text, **item.values)
@@ -152,8 +158,11 @@ def _without_divergence(verdict: _Verdict, results: Mapping[HelperName, Mapping[
         verdict.then("run", "run the three helpers")
 
 
-def _with_divergence(verdict: _Verdict, scene: Scene, ranked: Sequence[Hypothesis]) -> None:
-    """The conditions of the best hypotheses, their evidence, and the experiments that would decide."""
+def _with_divergence(
+    verdict: _Verdict, scene: Scene, ranked: Sequence[Hypothesis], made: Collection[str]
+) -> None:
+    """The conditions of the best hypotheses, their evidence, and the experiments, but those that were `made`,
+    that would decide."""
     verdict.status = "found"
     verdict.conditions, verdict.grade = conditions_of(ranked)
     verdict.hypotheses = [hypothesis.as_dict(scene.server) for hypothesis in ranked]
@@ -174,7 +183,7 @@ def _with_divergence(verdict: _Verdict, scene: Scene, ranked: Sequence[Hypothesi
         if fact.code not in shown:
             shown.add(fact.code)
             verdict.because(fact.code, f"against it: {fact.text}", **fact.values)
-    if best.code == "wrong_restore" and best.grade != "confirmed":
+    if best.code == "wrong_restore" and best.grade != "confirmed" and "wide_restore" not in made:
         _equal_rows_undecided(verdict, ranked)
     if scene.cold.dirty and scene.hit.dirty and "hits_much_larger" not in shown:
         verdict.because(
@@ -189,7 +198,8 @@ def _with_divergence(verdict: _Verdict, scene: Scene, ranked: Sequence[Hypothesi
         if hypothesis.grade == "confirmed":
             continue
         worth = hypothesis.grade == "probable" or bool(hypothesis.speaks_for) or hypothesis.weight >= 30
-        if worth and hypothesis.next != "locate" and hypothesis.next not in steps:
+        known = hypothesis.next in ("locate", *steps, *made)
+        if worth and not known:
             steps.append(hypothesis.next)
     for code in steps[:_SHOWN_STEPS]:
         verdict.next.append(next_step(code, scene.server))

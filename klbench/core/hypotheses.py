@@ -79,6 +79,9 @@ _STEPS: dict[str, str] = {
     "deterministic": "settle condition 1 first: start the server with --enable-deterministic-inference",
     "run_match": "run match, whose requests restore nothing",
     "control": "compare with a control on the same server: hits may not differ more than match does",
+    "cold_chunks": "run again with -- --chunked-prefill-size 128, so that cold requests extend a prefix "
+    "of their "
+    "own: where those are clean and hits are not, only the restore is left",
     "pad": "pad the prompts to chosen residues (--prompts FILE): the divergence must follow the prediction",
 }
 _WORDS: dict[str, str] = {

@@ -210,5 +210,8 @@ def _after_wide_restore(hypotheses: list[Hypothesis], fact: Fact, scene: Scene) 
             "no cold request was computed in chunks, so a kernel that rounds otherwise behind any prefix is "
             "not excluded: run with --chunked-prefill-size 128",
         )
-        settled = [h.with_against(doubt) if h.code == "wrong_restore" else h for h in settled]
+        settled = [
+            replace(h.with_against(doubt), next="cold_chunks") if h.code == "wrong_restore" else h
+            for h in settled
+        ]
     return [_lowered(h, fact) if h.code == "few_row_extend" else h for h in settled]

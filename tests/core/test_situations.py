@@ -321,7 +321,7 @@ SITUATIONS = [
     ),
     Situation(
         "hits only, the wide restore still differs, but no cold request went in chunks",
-        RUN.three(clean, GROSS), "found", {TWO}, "probable", "wrong_restore", ["locate"],
+        RUN.three(clean, GROSS), "found", {TWO}, "probable", "wrong_restore", ["locate", "cold_chunks"],
         experiments=[outcome("wide_restore", "differs")],
     ),
     Situation(
