@@ -79,6 +79,10 @@ class ServerFacts:
     # Beyond the contract: what the helpers and the diagnosis need to know.
     dp_attention: bool | None = None
     sliding_window: int | None = None
+    conv_width: int | None = None
+    """Of a model whose layers keep a short convolution's state."""
+    checkpoint_interval: int | None = None
+    """Tokens between two checkpoints of recurrent state that decode keeps; None for a model without one."""
     vocab_size: int | None = None
     context_length: int | None = None
     max_total_tokens: int | None = None
@@ -199,6 +203,10 @@ def read_facts(
         numerics_env=numerics,
         dp_attention=_bool(info.get("enable_dp_attention")),
         sliding_window=_window(config),
+        conv_width=_first_int(config, _CONV_WIDTHS),
+        checkpoint_interval=(
+            _int(info.get("mamba_track_interval")) if _first_int(config, _CONV_WIDTHS) is not None else None
+        ),
         vocab_size=_int(config.get("vocab_size")),
         context_length=_int(info.get("context_length")) or _int(config.get("max_position_embeddings")),
         max_total_tokens=_int(info.get("max_total_num_tokens")),
@@ -211,6 +219,14 @@ def read_facts(
         tokenizer=_inverted(info.get("skip_tokenizer_init")),
         python=str(python.path) if python else None,
     )
+
+
+_CONV_WIDTHS = ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", "d_conv")
+"""What models call the width of their short convolutions."""
+
+
+def _first_int(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    return next((value for name in names if (value := _int(config.get(name))) is not None), None)
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

@@ -39,6 +39,14 @@ def gpu(index: int, used_bytes: int) -> Gpu:
     return Gpu(index, f"GPU-{index}aaa", "NVIDIA H200", "580.1", used_bytes, 140 * GIB)
 
 
+def test_a_convolutions_width_and_its_checkpoints_are_facts_of_such_models_alone() -> None:
+    info = {**INFO, "mamba_track_interval": 256}
+    hybrid = read_facts(info, MODEL, config={"conv_L_cache": 3})
+    assert (hybrid.conv_width, hybrid.checkpoint_interval) == (3, 256)
+    dense = read_facts(info, MODEL, config={})
+    assert (dense.conv_width, dense.checkpoint_interval) == (None, None)
+
+
 def test_the_facts_say_what_is_in_force() -> None:
     facts = read_facts(
         INFO,
