@@ -113,7 +113,7 @@ def test_run_and_locate_tell_the_truth_about_a_planted_fault(environment, tmp_pa
     assert "restore-key" in markdown
 
 
-def test_a_consistent_server_reads_exactly_zero_and_ctrl_c_keeps_what_was_measured(environment, tmp_path):
+def test_a_consistent_server_reads_zero_and_what_ctrl_c_interrupts_goes_on_from_there(environment, tmp_path):
     session, place = tmp_path / "session", tmp_path / "result.json"
     process = start(environment, "run", "--demo", *SMALL, "--json", str(place), "--session", str(session))
     wait_for_line(process, "decode_cache_hit · warming arm")
@@ -125,6 +125,17 @@ def test_a_consistent_server_reads_exactly_zero_and_ctrl_c_keeps_what_was_measur
     assert document["error"]["what"] == "interrupted by SIGINT"
     assert [helpers[name]["avg_kl_div"] for name in ("match", "prefill_cache_hit")] == [0.0, 0.0]
     assert helpers["decode_cache_hit"]["status"] == "not_run"
+    assert gone(session)
+
+    process = start(environment, "run", "--session", str(session), "--json", str(place))
+    _, told = process.communicate()
+    assert process.returncode == 0, told
+    arms = [line.split(" · ")[:2] for line in told.split("\n") if " arm · 8 requests" in line]
+    assert arms == [["decode_cache_hit", f"{arm} arm"] for arm in ("warming", "generation", "scoring")]
+    again = json.loads(place.read_text())["helpers"]
+    assert [result["avg_kl_div"] for result in again.values()] == [0.0, 0.0, 0.0]
+    assert again["match"] == helpers["match"]
+    assert len(read_state(SessionFolder(session)).runs) == 1
     assert gone(session)
 
 
