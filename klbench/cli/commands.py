@@ -170,19 +170,31 @@ def demo(model: str, list_faults: bool, json_place: str | None, session: Path | 
 def _list_faults(json_place: str | None) -> int:
     from klbench.cli import table
     from klbench.cli.failures import write_json
-    from klbench.insitu.faults_catalogue import CATALOGUE
+    from klbench.insitu.faults_catalogue import CATALOGUE, PAIR_CATALOGUE, parse_fault
 
     if json_place is not None:
         faults = [
-            {"name": f.name, "explanation": list(f.explanation), "parameters": dict(f.parameters)}
+            {
+                "name": f.name,
+                "explanation": list(f.explanation),
+                "parameters": dict(f.parameters),
+                "models": list(f.truth.models),
+            }
             for f in CATALOGUE.values()
         ]
-        write_json(json_place, {"faults": faults})
+        pairs = [
+            {"name": p.name, "explanation": list(p.explanation), "parameters": {}, "models": list(p.models)}
+            for p in PAIR_CATALOGUE.values()
+        ]
+        write_json(json_place, {"faults": faults + pairs})
     if json_place != "-":
-        for fault in CATALOGUE.values():
-            parameters = ",".join(f"{name}={value}" for name, value in fault.parameters.items())
-            table.out(f"{fault.name}  ({fault.name}:{parameters})")
-            for line in fault.explanation:
+        entries = [
+            (f.name, parse_fault(f.name).spelled, f.truth.models, f.explanation) for f in CATALOGUE.values()
+        ]
+        entries += [(p.name, "+".join(p.faults), p.models, p.explanation) for p in PAIR_CATALOGUE.values()]
+        for name, spelled, models, explanation in entries:
+            table.out(f"{name}  ({spelled}) on {', '.join(models)}")
+            for line in explanation:
                 table.out(f"    {line}")
     return ExitCode.CONSISTENT
 

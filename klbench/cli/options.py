@@ -228,7 +228,7 @@ def _target(demo: str | None, model_path: str | None, url: str | None) -> Any:
 
 def _check(kind: str, options: dict[str, Any]) -> None:
     if (fault := options["fault"]) is not None:
-        from klbench.insitu.faults_catalogue import parse_fault
+        from klbench.insitu.faults_catalogue import parse_faults
 
         if kind != "demo":
             raise UsageError(
@@ -237,7 +237,7 @@ def _check(kind: str, options: dict[str, Any]) -> None:
                 next=f"klbench run --demo --fault {fault}",
             )
         try:
-            parse_fault(fault)
+            parse_faults(fault)
         except ValueError as error:
             raise UsageError(str(error), next="klbench demo --list-faults") from error
     if kind == "url" and options["ready_to_capture"]:

@@ -63,7 +63,8 @@ class ArmedFault:
     @property
     def spelled(self) -> str:
         """The text that parses to this."""
-        return self.fault.name + ":" + ",".join(f"{name}={value}" for name, value in self.parameters.items())
+        values = ",".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"{self.fault.name}:{values}" if values else self.fault.name
 
     @property
     def module(self) -> str:
