@@ -57,6 +57,7 @@ def _facts(session: str) -> GuideFacts:
         verdict=state.run.verdict if state.run is not None else None,
         findings=findings if isinstance(findings, list) else (),
         located=located is not None,
+        experiments=[dict(made.result) for made in state.experiments],
         reported=any(folder.reports.glob("*.md")),
     )
 

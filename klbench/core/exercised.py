@@ -193,10 +193,15 @@ def _hits(part: HelperColumns, compared: npt.NDArray[np.bool_]) -> Exercised:
         "extend_rows": [int(rows.min()), int(rows.max())],
     }
     text = (
-        f"{part.helper}: {hits} of {len(cached)} compared requests restored {restored.min()} to "
-        f"{restored.max()} tokens and extended them by {rows.min()} to {rows.max()}"
+        f"{part.helper}: {hits} of {len(cached)} compared requests restored {_span(restored)} tokens and "
+        f"extended them by {_span(rows)}"
     )
     return Exercised("restored", text, values)
+
+
+def _span(values: Ints) -> str:
+    low, high = int(values.min()), int(values.max())
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _batches(requests: int, tense: str) -> list[Exercised]:
