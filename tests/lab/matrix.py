@@ -2,14 +2,15 @@
 
     flock /tmp/server.lock .venv/bin/python -m tests.lab.matrix --model dense --faults key-write,residual-gap
 
-    dense, batch 4, 24 new tokens, digest
-    fault          fired  helpers  dirty   kind         module                        first    answer
-    key-write         12  right    M P D   state_write  model.layers.1.self_attn.attn 177=177  right
-    residual-gap       9  right    M P D   gap          ... -> ...                    178=178  right
+    dense: started in 29 s
+    fault         fired dirty helpers answer s  located
+    restore-key      12 . P D right   right  2  state_restore model.layers.1.self_attn.attn 179 (expected 179)
+    key-write        20 M P D right   right  3  state_write model.layers.1.self_attn.attn 183 (expected 183)
 
 For each fault: flush, arm, run the three helpers, capture the first divergent request of the first dirty one,
 localise, compare with the truth, disarm, flush, and see that the helper is clean again. An answer is "right",
-"undecided" (what is true is among the kinds that remain), "wrong", or "did not fire".
+"undecided" (what is true is among the kinds that remain, or the capture refused with a reason), "wrong", "did
+not fire" or "not planted" (the model has no such place).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from klbench.engine.capture import Outcome, capture
 from klbench.engine.capture_control import Backend, RequestIds
 from klbench.engine.captured_work import Work, first_divergent_offset
 from klbench.engine.compositions import read_compositions
-from klbench.engine.fault_control import FaultControl, Fired
+from klbench.engine.fault_control import FaultControl
 from klbench.engine.server import Server
 from klbench.engine.target import Demo, LaunchOptions
-from klbench.errors import KlbenchError
+from klbench.errors import KlbenchError, UndecidedError
 from klbench.insitu.faults_catalogue import CATALOGUE, PAIR_CATALOGUE, ArmedFault, parse_faults
 from klbench.session.locating import server_side
 from klbench.zoo import Kind, plain_token_ids, seeded_prompts
@@ -69,7 +70,13 @@ class Lab:
     """One server and the prompts that every fault sees."""
 
     def __init__(
-        self, server: Server, prompts: Sequence[list[int]], new_tokens: int, backend: Backend, traces: Path
+        self,
+        server: Server,
+        prompts: Sequence[list[int]],
+        new_tokens: int,
+        backend: Backend,
+        traces: Path,
+        shared_prefix: bool,
     ) -> None:
         assert server.control_dir is not None
         assert server.nonce is not None
@@ -78,6 +85,7 @@ class Lab:
         self._new_tokens = new_tokens
         self._backend: Backend = backend
         self._traces = traces
+        self._shared_prefix = shared_prefix
         self._ids = RequestIds(server.nonce)
         self._side = server_side(server, self._ids)
         self._log = server.control_dir / f"forwards-{self._side.control.ranks[0]}.jsonl"
@@ -95,27 +103,26 @@ class Lab:
         """Everything about one fault."""
         row, began = Row(name), time.monotonic()
         try:
-            armed = parse_faults(name)
             await self._server.client.flush()
             await self.faults.arm(name)
-            fired: list[Fired] = []
-            try:
-                await self._armed(row, name, armed)
-            finally:
-                fired = await self.faults.disarm()
-                row.fired = min((entry.count for entry in fired), default=0)
-            if row.fired == 0:
-                row.answer, row.why = "did not fire", "nothing was changed"
-            await self._server.client.flush()
-            dirty = [helper for helper in HELPERS if helper in row.dirty][:1] or ["match"]
-            columns, _ = await self.measure(dirty[0])
-            row.clean_again = dirty_requests(columns) == []
-            if not row.clean_again:
-                row.answer, row.why = "wrong", f"{dirty[0]} is not clean after disarming"
         except KlbenchError as error:
-            row.answer, row.why = "error", f"{error.what}: {error.why}"
+            row.answer, row.why = "not planted", f"{error.what}: {error.why}"
+            return row
+        try:
+            await self._armed(row, name, parse_faults(name))
+        except UndecidedError as error:
+            row.answer, row.why = "undecided", f"{error.what}: {error.why}"
         except Exception:
             row.answer, row.why = "error", traceback.format_exc()[-1500:]
+        row.fired = min((entry.count for entry in await self.faults.disarm()), default=0)
+        if row.fired == 0:
+            row.answer, row.why = "did not fire", "nothing was changed"
+        await self._server.client.flush()
+        helper = next((helper for helper in HELPERS if helper in row.dirty), "match")
+        columns, _ = await self.measure(helper)
+        row.clean_again = dirty_requests(columns) == []
+        if not row.clean_again:
+            row.answer, row.why = "wrong", f"{helper} is not clean after disarming; {row.why}"
         row.elapsed_s = time.monotonic() - began
         return row
 
@@ -123,6 +130,9 @@ class Lab:
         measured = {helper: await self.measure(helper) for helper in HELPERS}
         row.dirty = tuple(helper for helper in HELPERS if dirty_requests(measured[helper][0]))
         expected = {helper for fault in armed for helper in fault.fault.truth.dirty_helpers}
+        if self._shared_prefix and expected:
+            # Prompts with a common prefix restore it even inside match.
+            expected = set(HELPERS)
         row.helpers = "right" if set(row.dirty) == expected else "wrong"
         if not row.dirty:
             row.answer, row.why = "wrong", "all helpers are clean"
@@ -251,7 +261,8 @@ async def run_matrix(arguments: argparse.Namespace) -> list[Row]:
         try:
             prompts = prompts_for(arguments.batch, arguments.prompt_tokens, arguments.shared_prefix)
             traces = Path(folder) / "traces"
-            lab = Lab(server, prompts, arguments.new_tokens, arguments.backend, traces)
+            shared = arguments.shared_prefix > 0
+            lab = Lab(server, prompts, arguments.new_tokens, arguments.backend, traces, shared)
             print(HEADER, flush=True)
             for name in names:
                 rows.append(await lab.one(name))
