@@ -90,9 +90,8 @@ STEPS: tuple[Step, ...] = (
         "few rows "
         "exist on hits only, so arithmetic of few rows looks the same until the restore is tried with a wide "
         "extend.",
-        "Judge by each request's cached tokens, not by the helper's name. Restore only a part of each "
-        "prompt; "
-        "try other page sizes; predict a residue and pad the prompts to it.",
+        "Judge by each request's cached tokens, not by the helper's name. Try the same restore with "
+        "a wide extend, and other page sizes; predict a residue and pad the prompts to it.",
         "v",
         "klbench experiment wide_restore --launch MODEL_PATH",
     ),
