@@ -46,7 +46,9 @@ def export_origin(finding: Mapping[str, Any], number: int, trace_dir: Path, fold
     kept = next(iter(sorted(replay_folder(trace_dir, number).glob(name))), None)
     try:
         if kept is None:
-            raise UndecidedError("it was not called again alone")
+            kind = finding.get("kind")
+            called = "it was not called again alone"
+            raise UndecidedError(called if kind == "operator" else f"a {kind} is no arithmetic of its rows")
         tensors, about = _from_replay(kept, str(finding.get("module")))
     except UndecidedError as error:
         tensors, about = _from_rows(trace_dir, number, error.why or error.what)
