@@ -1,0 +1,79 @@
+"""Where a fault's origin must begin, by the rules of the catalogue."""
+
+import numpy as np
+import pytest
+
+from klbench.core.columns import HelperColumns
+from klbench.engine.compositions import Composition, Part
+from klbench.insitu.faults_catalogue import parse_fault
+from klbench.insitu.rids import RequestId
+from tests.lab.expectations import first_position
+
+PROMPT, OUTPUT, CACHED, PASS = 90, 10, 80, 3
+
+
+def _columns() -> HelperColumns:
+    one = np.array([0])
+    return HelperColumns(
+        helper="match",
+        prompt_len=np.array([PROMPT]),
+        cached_generation=np.array([CACHED]),
+        cached_scoring=one,
+        output_len=np.array([OUTPUT]),
+        dropped=np.array([False]),
+        start=np.array([0, OUTPUT]),
+        token_id=np.zeros(OUTPUT, dtype=np.int32),
+        decode_nats=np.zeros(OUTPUT, dtype=np.float32),
+        prefill_nats=np.zeros(OUTPUT, dtype=np.float32),
+        prompt_start=np.array([0, PROMPT]),
+        prompt_ids=np.zeros(PROMPT, dtype=np.int32),
+    )
+
+
+def _forward(number: int, arm: str, first: int, rows: int, others: int = 0) -> Composition:
+    rid = RequestId("a1b2", PASS, arm, True, 0)
+    phase = "extend" if rows > 1 else "decode"
+    part = Part(rid, first, rows, first, first + rows, phase)
+    return Composition(number, phase, rows + others, (part,))
+
+
+COLD = [
+    _forward(1, "generation", 0, PROMPT),
+    *(_forward(2 + step, "generation", PROMPT + step, 1, 3) for step in range(OUTPUT - 1)),
+    _forward(20, "scoring", 0, PROMPT + OUTPUT - 1),
+]
+CHUNKED = [_forward(1, "generation", 0, 64), _forward(2, "generation", 64, 26), *COLD[1:]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "forwards", "expected"),
+    [
+        ("o_proj-rows", COLD, 90),
+        # The second chunk is a call of 26 rows; scoring has them in one of 99.
+        ("o_proj-rows", CHUNKED, 64),
+        ("o_proj-rows:rows=200", COLD, None),
+        ("lm_head-rows", COLD, 89),
+        ("attention-blocks:block=95", COLD, 95),
+        ("attention-blocks", COLD, 90),
+        ("window-short", COLD, 90),
+        ("decode-window:after=4", COLD, 94),
+        ("key-write:step=4", COLD, 93),
+        ("interval-write", COLD, 96),
+        ("restore-key", COLD, 80),
+        # 90 rows are in half tile 0 of 96 and 99 in half tile 1: exactly one is odd.
+        ("attention-prompt:tile=192", COLD, 0),
+        ("attention-prompt:tile=4096", COLD, None),
+        ("race", COLD, None),
+    ],
+)
+def test_the_first_row_follows_from_the_forwards(
+    fault: str, forwards: list[Composition], expected: int | None
+) -> None:
+    first = first_position(parse_fault(fault), _columns(), 0, forwards, PASS)
+    assert first.position == expected
+    assert expected is None or (first.allows(expected) and not first.allows(expected + 1))
+
+
+def test_a_split_gives_only_a_lower_bound() -> None:
+    first = first_position(parse_fault("attention-split"), _columns(), 0, COLD, PASS)
+    assert (first.allows(44), first.allows(45), first.allows(60)) == (False, True, True)
