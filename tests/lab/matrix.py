@@ -177,6 +177,9 @@ def judge(
 ) -> None:
     """Compares what was located with what is true."""
     findings = [finding for finding in outcome.findings if not finding.latent]
+    if not findings and not outcome.symptom_shows:
+        row.answer, row.why = "undecided", "the divergence did not show again"
+        return
     if not findings:
         row.answer, row.why = "wrong", "nothing was located"
         return
