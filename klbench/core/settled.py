@@ -40,53 +40,65 @@ def settle(
     return judged
 
 
-def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str]:
-    """(condition, why) of an origin; None where its evidence leaves both."""
+def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str, bool]:
+    """(condition, why, certain) of an origin; None where its evidence leaves both. `certain`: the kind of the
+    origin admits no other condition."""
     kinds = [str(kind) for kind in finding.get("kinds") or [finding.get("kind")]]
     module = str(finding.get("module") or "")
     if len(kinds) > 1 and not set(kinds) <= {"state_write", "state_restore"}:
-        return None, f"the origin at {module} may be of the kinds {', '.join(kinds)}"
+        return None, f"the origin at {module} may be of the kinds {', '.join(kinds)}", False
     match kinds[0]:
         case "state_restore":
-            return DIFFERENT_FUNCTION, f"the state that {module} reads is not what was written"
+            return DIFFERENT_FUNCTION, f"the state that {module} reads is not what was written", True
         case "state_write":
-            return DIFFERENT_FUNCTION, f"the state of {module} was written differently from equal inputs"
+            return (
+                DIFFERENT_FUNCTION,
+                f"the state of {module} was written differently from equal inputs",
+                True,
+            )
         case "operator" | "gap" | "head":
             return _of_arithmetic(finding, kinds[0], module)
-    return None, f"the origin at {module} was not observed"
+    return None, f"the origin at {module} was not observed", False
 
 
-def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[str | None, str]:
-    codes = {str(fact.get("code")) for fact in finding.get("evidence") or () if isinstance(fact, Mapping)}
+def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[str | None, str, bool]:
+    facts = [fact for fact in finding.get("evidence") or () if isinstance(fact, Mapping)]
+    values = next((fact.get("values") for fact in facts if fact.get("code") == "ulps"), None)
+    difference = values if isinstance(values, Mapping) else None
     if finding.get("replay_M") is not None:
-        return BATCH_INVARIANCE, f"{module} alone gives other bits from M = {finding['replay_M']} rows on"
+        return (
+            BATCH_INVARIANCE,
+            f"{module} alone gives other bits from M = {finding['replay_M']} rows on",
+            True,
+        )
     if kind == "gap":
-        return BATCH_INVARIANCE, f"what lies between {module} gives other bits for equal inputs"
+        return BATCH_INVARIANCE, f"what lies between {module} gives other bits for equal inputs", False
     known = operator_class(module)
     if kind == "operator" and known is OPERATOR_CLASSES[0]:
         return (
             BATCH_INVARIANCE,
             f"{module} works on each token alone: with equal inputs only the rows beside it can matter",
+            True,
         )
-    if "structured" in codes:
-        return (
-            DIFFERENT_FUNCTION,
-            f"with equal inputs and state {module} differs in whole blocks, not in ulps",
-        )
-    if "scattered" in codes:
-        return (
-            BATCH_INVARIANCE,
-            f"with equal inputs and state {module} differs by a few ulps at scattered places",
-        )
-    return None, f"{module} differs with equal inputs: its arithmetic, or a mask or window inside it"
+    # How a difference looks is a reason to suspect, no proof: another tile may differ by much, too.
+    if difference is not None and difference.get("structured") and difference.get("pattern") != "scattered":
+        ulps = difference.get("max_ulps")
+        why = f"with equal inputs and state {module} differs in whole blocks, by {ulps} ulps"
+        return DIFFERENT_FUNCTION, why, False
+    if difference is not None and difference.get("structured") is False:
+        why = f"with equal inputs and state {module} differs by {difference.get('max_ulps')} ulps at most"
+        return BATCH_INVARIANCE, why, False
+    return None, f"{module} differs with equal inputs: its arithmetic, or a mask or window inside it", False
 
 
 def _after_finding(hypotheses: list[Hypothesis], finding: Mapping[str, Any]) -> list[Hypothesis]:
-    condition, why = condition_of_finding(finding)
+    condition, why, certain = condition_of_finding(finding)
     grade = str(finding.get("grade") or "unknown")
+    if grade == "confirmed" and not certain:
+        grade = "probable"
     fact = Fact(
         "finding",
-        f"located ({grade}): {why}",
+        f"located ({finding.get('grade')}): {why}",
         {"module": finding.get("module"), "kinds": list(finding.get("kinds") or ()), "grade": grade},
     )
     if condition is None:

@@ -80,6 +80,13 @@ def outcome(name: str, result: str) -> dict[str, Any]:
     return {"name": name, "outcome": result, "text": f"{name}: {result}", "values": {}}
 
 
+def ulps(structured: bool, pattern: str) -> list[dict[str, Any]]:
+    return [
+        {"code": "ulps", "text": "", "values": {"structured": structured, "pattern": pattern, "max_ulps": 3}}
+    ]
+
+
+ULPS_IN_BLOCKS, FEW_ULPS = ulps(True, "block"), ulps(False, "scattered")
 SMALL, GROSS = noise(1e-3), from_offset(0, 0.3)
 RUN = Run()
 RESIDUE_3 = where(lambda r: r.hit and r.cached % 8 == 3, from_offset(0, 0.02))
@@ -368,6 +375,21 @@ SITUATIONS = [
         "located in attention with both kinds left: no more than before",
         RUN.three(GROSS), "found", {ONE, TWO}, "unknown", None, ["equal_m"],
         findings=[finding("operator", "model.layers.1.self_attn.attn", "probable", "state_write")],
+    ),
+    Situation(
+        "located in attention, gross and in blocks: another function, but no proof of it",
+        RUN.three(GROSS), "found", {TWO}, "probable", None, [],
+        findings=[finding("operator", "model.layers.1.self_attn.attn", evidence=ULPS_IN_BLOCKS)],
+    ),
+    Situation(
+        "located in attention, a few ulps: arithmetic, but no proof of it",
+        RUN.three(SMALL), "found", {ONE}, "probable", "row_count", [],
+        findings=[finding("operator", "model.layers.1.self_attn.attn", evidence=FEW_ULPS)],
+    ),
+    Situation(
+        "located in a projection whose replay changes with the rows",
+        RUN.three(GROSS), "found", {ONE}, "confirmed", "row_count", [],
+        findings=[finding("operator", "model.layers.1.something", replay_M=64)],
     ),
     Situation(
         "two confirmed origins of different conditions",
