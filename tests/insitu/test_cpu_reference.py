@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from klbench.insitu import cpu_engine  # noqa: E402
-from klbench.insitu.faults import RequestHistory  # noqa: E402
+from klbench.insitu.faults_seams import RequestHistory  # noqa: E402
 
 
 @pytest.mark.parametrize("heads", [2, 4])
