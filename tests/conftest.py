@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.client import OnCall, ServerClient
@@ -17,6 +18,10 @@ from klbench.zoo import Kind
 
 # sglang is thousands of modules in three processes: each start would compile all of them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# The same examples every time, and no limit that a busy machine would pass.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 class RunningDemo:

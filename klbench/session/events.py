@@ -1,6 +1,6 @@
 """The facts of a session, in the order they happened; the only channel from a runner to its readers.
 
-One line of `events.jsonl` is `{"seq": 12, "at": 1764444444.25, "event": {"type": "arm_started", ...}}`.
+One line of `events.jsonl` holds one event, its number and its time (log.py).
 An event is appended to the file first and seen second. Readers fold events into a `SessionState`
 (state.py); an event of an unknown type is kept and skipped, so that a newer log still opens.
 Payload fields are only added. Big columns never ride in an event: it names their file, relative to the

@@ -1,7 +1,8 @@
 """The event log of a session: appended first, seen second.
 
-    {"seq": 12, "at": 1764444444.25, "event": {"type": "arm_started", ...}}
+    {"seq": 12, "at": 1764444444.25, "event": {"type": "arm_started", ...}, "crc": 2774532811}
 
+`crc` is the CRC-32 of the event's bytes: a line whose event was damaged is known for it, not half believed.
 Invariants: one writer (who holds the session's lock); a line is one `write` of the whole line, so a killed
 process leaves whole lines and at most one part at the end; a reader takes whole lines only and a writer cuts
 such a part off before it goes on. A line that cannot be understood is kept as `Unknown`, never an error: the
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +63,7 @@ class _Line(msgspec.Struct):
     seq: int
     at: float
     event: msgspec.Raw
+    crc: int | None = None
 
 
 class _Tagged(msgspec.Struct):
@@ -84,6 +87,8 @@ def decode_line(line: bytes, seq: int) -> Entry:
         outer = _line_decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Entry(seq, 0.0, Unknown(name="unreadable line"))
+    if outer.crc is not None and outer.crc != zlib.crc32(outer.event):
+        return Entry(outer.seq, outer.at, Unknown(name="damaged line"))
     try:
         event = _event_decoder.decode(outer.event)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -184,7 +189,8 @@ class EventLog:
         """Writes the event and returns its entry. Raises UndecidedError when it is too long, OSError when
         the disk refuses."""
         entry = Entry(self._seq + 1, self._clock(), event)
-        line = _encoder.encode({"seq": entry.seq, "at": entry.at, "event": event}) + b"\n"
+        content = _encoder.encode(event)
+        line = _encoder.encode(_Line(entry.seq, entry.at, msgspec.Raw(content), zlib.crc32(content))) + b"\n"
         if len(line) > MAX_LINE_BYTES:
             raise UndecidedError(
                 f"an event of {len(line)} bytes does not fit the event log",

@@ -179,3 +179,16 @@ def test_what_is_appended_is_in_the_file_before_anybody_sees_it(tmp_path):
         log.on_append = lambda entry: seen.append(read_log(path)[-1] == entry)
         log.append(ev.RunnerEnded(reason="done"))
     assert seen == [True]
+
+
+def test_a_line_whose_event_was_damaged_is_kept_as_unknown_and_the_rest_is_read(tmp_path):
+    path = tmp_path / "events.jsonl"
+    write(path, [ev.RunnerEnded(reason="the first"), ev.RunnerEnded(reason="the second")])
+    path.write_bytes(path.read_bytes().replace(b"the first", b"the worst"))
+
+    entries = read_log(path)
+
+    assert [entry.event for entry in entries] == [
+        ev.Unknown(name="damaged line"),
+        ev.RunnerEnded(reason="the second"),
+    ]
