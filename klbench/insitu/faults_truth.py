@@ -9,14 +9,14 @@ ALL_MODELS = ("dense", "moe", "swa")
 
 FIRST_POSITIONS = {
     "rows": "the first row whose two forwards lie on different sides of `rows` rows",
-    "scored": "the last row of the prompt, which scores the first generated token",
+    "scored": "the first row that reaches the head while generating: the last of the prompt or of a chunk",
     "decode": "the first decode row",
     "after": "the decode row behind `after` decode steps",
     "step": "the row of decode step `step`",
     "interval": "the first decode row at a multiple of `interval`",
     "cached": "the first row computed behind the restored prefix",
     "split": "not before the middle of the shorter of the two extends",
-    "tile": "row 0, where exactly one of the two extends has a row count in the odd half of `tile`",
+    "tile": "the first row that only one arm computed in an extend of a row count in the odd half of `tile`",
     "any": "no rule: it depends on the values or on chance",
 }
 """The rules for the first row position of an origin, by name."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from klbench.core.columns import HelperColumns
-from klbench.engine.compositions import Composition
+from klbench.engine.compositions import Composition, Part
 from klbench.insitu.faults_catalogue import ArmedFault
 
 SLIDING_WINDOW = 64
+
+_Placed = tuple[str, Part, Composition]
+"""The arm, the request's rows and the forward they are in."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,20 @@ def first_position(
     """What the fault's rule says of `request` in pass `number`, whose forwards are `passed`."""
     rule, parameters = armed.fault.truth.first, armed.parameters
     prompt = int(columns.prompt_len[request])
+    parts = [
+        (rid.arm, part, composition)
+        for composition in passed
+        for part in composition.parts
+        if (rid := part.rid) is not None and (rid.number, rid.request) == (number, request)
+    ]
     if rule == "rows":
-        return First(_other_side(passed, number, request, parameters["rows"]))
+        return First(_one_sided(parts, lambda _, composition: composition.rows >= parameters["rows"]))
+    if rule == "tile":
+        half = parameters["tile"] // 2
+        return First(_one_sided(parts, lambda part, _: part.phase != "decode" and part.rows // half % 2 == 1))
     if rule == "scored":
-        return First(prompt - 1)
+        generating = [part for arm, part, _ in parts if arm != "scoring"]
+        return First(min(part.first_position + part.rows - 1 for part in generating))
     if rule == "decode":
         least = parameters.get("block", SLIDING_WINDOW + 1 if "window" in armed.fault.name else 0)
         return First(max(prompt, least))
@@ -52,37 +65,21 @@ def first_position(
         return First(int(columns.cached_generation[request]))
     if rule == "split":
         return First(prompt // 2, exactly=False)
-    if rule == "tile":
-        half = parameters["tile"] // 2
-        odd = {rows // half % 2 for _, rows in _extends(passed, number, request)}
-        return First(0 if len(odd) == 2 else None)
     return First(None)
 
 
-def _extends(passed: Sequence[Composition], number: int, request: int) -> Iterator[tuple[str, int]]:
-    for composition in passed:
-        for part in composition.parts:
-            rid = part.rid
-            if rid is not None and (rid.number, rid.request) == (number, request) and part.phase != "decode":
-                yield rid.arm, part.rows
-
-
-def _other_side(passed: Sequence[Composition], number: int, request: int, threshold: int) -> int | None:
-    """The first position that one arm computed in a call of `threshold` rows or more, the other not."""
+def _one_sided(parts: Sequence[_Placed], acts: Callable[[Part, Composition], bool]) -> int | None:
+    """The first position of which one arm has a row that the fault acted on and the other has not."""
     sides: dict[str, dict[int, set[bool]]] = {}
-    for composition in passed:
-        for part in composition.parts:
-            rid = part.rid
-            if rid is None or (rid.number, rid.request) != (number, request):
-                continue
-            arm: dict[int, set[bool]] = sides.setdefault(rid.arm, {})
-            for position in range(part.first_position, part.first_position + part.rows):
-                arm.setdefault(position, set()).add(composition.rows >= threshold)
+    for arm, part, composition in parts:
+        positions = sides.setdefault(arm, {})
+        for position in range(part.first_position, part.first_position + part.rows):
+            positions.setdefault(position, set()).add(acts(part, composition))
     scoring: Mapping[int, set[bool]] = sides.pop("scoring", {})
     differing = [
         position
-        for arm in sides.values()
-        for position, side in arm.items()
+        for positions in sides.values()
+        for position, side in positions.items()
         if position in scoring and side != scoring[position]
     ]
     return min(differing, default=None)

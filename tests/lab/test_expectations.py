@@ -53,6 +53,7 @@ CHUNKED = [_forward(1, "generation", 0, 64), _forward(2, "generation", 64, 26), 
         ("o_proj-rows", CHUNKED, 64),
         ("o_proj-rows:rows=200", COLD, None),
         ("lm_head-rows", COLD, 89),
+        ("lm_head-rows", CHUNKED, 63),
         ("attention-blocks:block=95", COLD, 95),
         ("attention-blocks", COLD, 90),
         ("window-short", COLD, 90),
@@ -63,6 +64,14 @@ CHUNKED = [_forward(1, "generation", 0, 64), _forward(2, "generation", 64, 26), 
         # 90 rows are in half tile 0 of 96 and 99 in half tile 1: exactly one is odd.
         ("attention-prompt:tile=192", COLD, 0),
         ("attention-prompt:tile=4096", COLD, None),
+        # Chunks of 64 and 26 rows against one of 99: halves 2 and 0 (even) against 3 (odd).
+        ("attention-prompt:tile=64", CHUNKED, 0),
+        # With half a tile of 20 rows: 3 (odd) and 1 (odd) against 4 (even).
+        ("attention-prompt:tile=40", CHUNKED, 0),
+        # With half a tile of 12: 5 (odd) and 2 (even) against 8 (even).
+        ("attention-prompt:tile=24", CHUNKED, 0),
+        # With half a tile of 8: 8 (even) and 3 (odd) against 12 (even).
+        ("attention-prompt:tile=16", CHUNKED, 64),
         ("race", COLD, None),
     ],
 )
