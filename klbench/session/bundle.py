@@ -24,7 +24,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from klbench import paths
 from klbench.errors import KlbenchError, UsageError
 from klbench.session.columns import UNREADABLE
 from klbench.session.folder import SessionFolder, find_session
+from klbench.session.log import encode_line
 from klbench.session.redaction import Redactor
 
 SCHEMA = "klbench.bundle/1"
@@ -151,7 +152,7 @@ def _content(name: str, file: Path) -> bytes:
 def _redacted(name: str, content: bytes, redactor: Redactor) -> bytes | None:
     """The part without what it must not carry; None for a part that is nothing else."""
     if name == "events.jsonl":
-        lines = [_redacted_json(line, redactor) for line in content.split(b"\n") if line.strip()]
+        lines = [_redacted_line(line, redactor) for line in content.split(b"\n") if line.strip()]
         return b"".join(line + b"\n" for line in lines if line is not None)
     if name == "session.json":
         return _redacted_json(content, redactor)
@@ -169,6 +170,21 @@ def _redacted(name: str, content: bytes, redactor: Redactor) -> bytes | None:
         return content if is_tensors else redactor.text(content.decode("utf-8", errors="replace")).encode()
     # Reports are written anew, redacted.
     return content if "-redacted" in name else None
+
+
+def _redacted_line(content: bytes, redactor: Redactor) -> bytes | None:
+    """A line of the event log, with the checksum of what is left in it."""
+    try:
+        line = msgspec.json.decode(content, type=_LogLine)
+        return encode_line(line.seq, line.at, redactor.data(line.event))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class _LogLine(msgspec.Struct):
+    seq: int
+    at: float
+    event: Any
 
 
 def _redacted_json(content: bytes, redactor: Redactor) -> bytes | None:

@@ -76,6 +76,12 @@ _tag_decoder = msgspec.json.Decoder(_Tagged)
 _encoder = msgspec.json.Encoder()
 
 
+def encode_line(seq: int, at: float, event: object) -> bytes:
+    """One line of a log, without its line feed."""
+    content = _encoder.encode(event)
+    return _encoder.encode(_Line(seq, at, msgspec.Raw(content), zlib.crc32(content)))
+
+
 def decode_line(line: bytes, seq: int) -> Entry:
     """The entry of one whole line; `seq` is what its number should be, for a line that cannot tell.
 
@@ -189,8 +195,7 @@ class EventLog:
         """Writes the event and returns its entry. Raises UndecidedError when it is too long, OSError when
         the disk refuses."""
         entry = Entry(self._seq + 1, self._clock(), event)
-        content = _encoder.encode(event)
-        line = _encoder.encode(_Line(entry.seq, entry.at, msgspec.Raw(content), zlib.crc32(content))) + b"\n"
+        line = encode_line(entry.seq, entry.at, event) + b"\n"
         if len(line) > MAX_LINE_BYTES:
             raise UndecidedError(
                 f"an event of {len(line)} bytes does not fit the event log",
