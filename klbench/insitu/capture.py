@@ -21,7 +21,6 @@ The dumper is used without its port: `DUMPER_SERVER_PORT` stays unset, hooks are
 the first armed forward and removed when capture is closed, and it is enabled for one forward at a time.
 """
 
-import json
 import os
 import re
 import shutil
@@ -30,12 +29,12 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from . import control
 from .composition import Composition, CompositionLog, CompositionReader
 from .digest_capture import DigestCapture
 from .plugin import write_json_atomically
 
 CONTROL = "capture-control.json"
-_POLL_S = 0.05
 _CORE_FIELDS = ["input_ids", "positions", "seq_lens", "req_pool_indices", "rids"]
 
 
@@ -239,21 +238,7 @@ class Capture:
 
     def watch(self) -> None:
         """Answers each control file, until the process ends."""
-        seen: Any = None
-        pause = threading.Event()
-        path = self._control_dir / CONTROL
-        while True:
-            try:
-                status = path.stat()
-                stamp = (status.st_mtime_ns, status.st_ino)
-                if stamp != seen:
-                    seen = stamp
-                    self._answer(json.loads(path.read_text(encoding="utf-8")))
-            except FileNotFoundError:
-                pass
-            except Exception as error:
-                self._break(error)
-            pause.wait(_POLL_S)
+        control.watch(self._control_dir / CONTROL, self._answer, self._break)
 
     def _answer(self, asked: Any) -> None:
         if not isinstance(asked, dict) or asked.get("nonce") != self._nonce:

@@ -17,11 +17,11 @@ each fault that was armed until then.
 """
 
 import functools
-import json
 import os
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from . import control
 from . import faults_arithmetic as arithmetic
 from . import faults_attention as attention
 from . import faults_state as state
@@ -31,7 +31,6 @@ from .faults_seams import Moments, Wraps
 from .plugin import write_json_atomically
 
 CONTROL = "fault-control.json"
-_POLL_S = 0.05
 
 
 class FaultLab:
@@ -98,21 +97,7 @@ class FaultLab:
 
     def watch(self) -> None:
         """Answers each control file, until the process ends."""
-        seen: Any = None
-        pause = threading.Event()
-        path = self._context.control_dir / CONTROL
-        while True:
-            try:
-                status = path.stat()
-                stamp = (status.st_mtime_ns, status.st_ino)
-                if stamp != seen:
-                    seen = stamp
-                    self.answer(json.loads(path.read_text(encoding="utf-8")))
-            except FileNotFoundError:
-                pass
-            except Exception as error:
-                self._context.presence.fail(error)
-            pause.wait(_POLL_S)
+        control.watch(self._context.control_dir / CONTROL, self.answer, self._context.presence.fail)
 
     def answer(self, asked: Any) -> None:
         """Does what a control message asks and acknowledges it; one of another server is ignored."""

@@ -19,16 +19,15 @@ What goes wrong marks the operator or the result and never reaches the server: a
 forward's own outputs are put back where a call wrote over them.
 """
 
-import json
 import threading
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from . import control
 from .plugin import write_json_atomically
 from .replay_forward import Asked, CarriedForward, told
 
 CONTROL = "replay-control.json"
-_POLL_S = 0.05
 
 
 def install(context: Any) -> None:
@@ -111,20 +110,8 @@ class Replays:
 
     def watch(self) -> None:
         """Answers each control file, until the process ends."""
-        seen: Any = None
-        pause = threading.Event()
-        path = self._control_dir / CONTROL
-        while True:
-            try:
-                status = path.stat()
-                stamp = (status.st_mtime_ns, status.st_ino)
-                if stamp != seen:
-                    seen = stamp
-                    self._answer(json.loads(path.read_text(encoding="utf-8")))
-            except Exception:
-                # No file yet, or one that is no request: klbench misses the answer and says so.
-                pass
-            pause.wait(_POLL_S)
+        # One that is no request is not answered, and klbench says so.
+        control.watch(self._control_dir / CONTROL, self._answer, lambda _error: None)
 
     def _answer(self, content: Any) -> None:
         if not isinstance(content, dict) or content.get("nonce") != self._nonce:
