@@ -63,6 +63,7 @@ class Row:
     clean_again: bool = False
     findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     masked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    capture: dict[str, Any] = dataclasses.field(default_factory=dict)
     elapsed_s: float = 0.0
 
 
@@ -160,6 +161,8 @@ class Lab:
         passed = read_compositions(self._log, self._ids.nonce, [captured])
         first = [first_position(fault, columns, request, passed, captured) for fault in armed]
         row.findings = [finding.as_dict(helper) for finding in outcome.findings]
+        body = outcome.body()
+        row.capture = body["capture"] | body["alignment"]
         row.masked = [masked.as_dict() for masked in outcome.localisation.masked]
         judge(
             row, armed, first, outcome, PAIR_CATALOGUE.get(name) is not None and PAIR_CATALOGUE[name].masked
