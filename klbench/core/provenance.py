@@ -4,6 +4,10 @@ The writer of a slot is the last write to it before the read, whichever request 
 read that is not what was written is a wrong restore (eviction, overwrite, wrong slot). Only where both arms
 read what they wrote are the writes compared: other bits from equal inputs are a wrong write, from other ones
 they are inherited.
+
+A read stands for later ones: a back end writes down what a request reads of a slot when it first reads it,
+and again only when that has changed. So a read holds until the next one of the same slot in the same arm,
+whether or not the row that made it came out different.
 """
 
 from __future__ import annotations
@@ -24,6 +28,16 @@ class _Reads:
 
     entry: Ints
     writer: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """How long each read of one side holds: from forward number `since` until before `until`, in `arm`."""
+
+    arm: Ints
+    position: Ints
+    since: Ints
+    until: Ints
 
 
 def state_origins(
@@ -49,10 +63,15 @@ def state_origins(
 def _origins_of(
     trace: Trace, pairs: Pairs, operator: int, column: int, victims: Mask, own: Statuses
 ) -> list[Origin]:
-    decode_forwards = np.unique(trace.row_forward[pairs.decode_row[victims]])
+    decode_forwards = np.unique(trace.row_forward[pairs.decode_row])
     scoring_forwards = np.unique(trace.row_forward[pairs.scoring_row])
     decode = _reads(trace, operator, pairs, decode_forwards)
     scoring = _reads(trace, operator, pairs, scoring_forwards)
+    held = _held(trace, decode.entry)
+    window = trace.operators[operator].window
+    read_by_victims = _seen_by(trace, pairs, victims, held, window)
+    decode = _Reads(decode.entry[read_by_victims], decode.writer[read_by_victims])
+    held = _Held(*(getattr(held, name)[read_by_victims] for name in ("arm", "position", "since", "until")))
     if not len(decode.entry) or not len(scoring.entry):
         return [Origin("not_observed", operator, column, victims)]
     here, there = _matched(trace, decode.entry, scoring.entry)
@@ -65,12 +84,18 @@ def _origins_of(
     unknown = ((writer < 0) | (cold_writer < 0)) & ~wrong_here & ~wrong_there
     written = ~wrong_here & ~wrong_there & ~unknown
     position = trace.slot_position[entry]
-    forward = trace.slot_forward[entry]
+    held = _Held(held.arm[here], held.position[here], held.since[here], held.until[here])
+    number = trace.forward_number[trace.row_forward[pairs.decode_row]]
     found: list[Origin] = []
     for arm, wrong in ((Arm.GENERATION, wrong_here), (Arm.SCORING, wrong_there)):
         for at in np.unique(position[wrong]).tolist():
-            reading = np.isin(trace.row_forward[pairs.decode_row], forward[wrong & (position == at)])
+            reading = np.zeros(len(pairs), dtype=np.bool_)
+            for place in np.flatnonzero(wrong & (position == at)).tolist():
+                holds = (number >= held.since[place]) & (number < held.until[place])
+                reading |= holds & (pairs.arm == held.arm[place])
             rows = victims & reading & (pairs.position >= at)
+            if window is not None:
+                rows &= pairs.position <= at + window
             if rows.any():
                 found.append(
                     Origin("state_restore", operator, column, rows, state_position=at, state_arm=arm)
@@ -85,6 +110,41 @@ def _origins_of(
             Origin("not_observed", operator, column, victims, state_position=int(position[unknown].min()))
         )
     return found
+
+
+def _held(trace: Trace, entries: Ints) -> _Held:
+    """How long each of the slot reads `entries` holds."""
+    arm_of_forward = np.zeros(len(trace.forward_number), dtype=np.int64)
+    arm_of_forward[trace.row_forward] = trace.row_arm
+    arm = arm_of_forward[trace.slot_forward[entries]]
+    position, argument = trace.slot_position[entries], trace.slot_argument[entries]
+    since = trace.forward_number[trace.slot_forward[entries]]
+    order = np.lexsort((since, position, argument, arm))
+    here, after = order[:-1], order[1:]
+    same = (arm[here] == arm[after]) & (argument[here] == argument[after])
+    same &= position[here] == position[after]
+    until = np.full(len(entries), np.iinfo(np.int64).max)
+    until[here[same]] = since[after[same]]
+    return _Held(arm, position, since, until)
+
+
+def _seen_by(trace: Trace, pairs: Pairs, victims: Mask, held: _Held, window: int | None) -> Mask:
+    """Which reads some victim made: it runs while the read holds, and its position has the slot in reach."""
+    seen = np.zeros(len(held.position), dtype=np.bool_)
+    number = trace.forward_number[trace.row_forward[pairs.decode_row]]
+    for arm in np.unique(pairs.arm[victims]).tolist():
+        mine = np.flatnonzero(victims & (pairs.arm == arm))
+        # Within an arm positions grow with time, but for rows that are computed again.
+        mine = mine[np.lexsort((pairs.position[mine], number[mine]))]
+        position = np.maximum.accumulate(pairs.position[mine])
+        first = np.searchsorted(number[mine], held.since)
+        end = np.searchsorted(number[mine], held.until)
+        first = np.maximum(first, np.searchsorted(position, held.position))
+        found = (first < end) & (held.arm == arm)
+        if window is not None:
+            found &= position[np.minimum(first, len(mine) - 1)] <= held.position + window
+        seen |= found
+    return seen
 
 
 def _writing_rows(trace: Trace, pairs: Pairs, entries: Ints) -> Mask:

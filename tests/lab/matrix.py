@@ -244,6 +244,7 @@ def names_for(model: str, asked: str | None, new_tokens: int) -> list[str]:
     fitting = {"decode-window": "after=4", "attention-prompt": f"tile={2 * new_tokens}"}
     if asked is not None:
         names = asked.split(";") if ";" in asked else asked.split(",") if "=" not in asked else [asked]
+        names = [name for name in names if name]
     else:
         names = [fault.name for fault in CATALOGUE.values() if model in fault.truth.models]
         names += [pair.name for pair in PAIR_CATALOGUE.values() if model in pair.models]
@@ -266,7 +267,7 @@ async def run_matrix(arguments: argparse.Namespace) -> list[Row]:
         print(f"{arguments.model}: started in {server.launch_s:.0f} s", flush=True)
         try:
             prompts = prompts_for(arguments.batch, arguments.prompt_tokens, arguments.shared_prefix)
-            traces = Path(folder) / "traces"
+            traces = arguments.traces or Path(folder) / "traces"
             shared = arguments.shared_prefix > 0
             lab = Lab(server, prompts, arguments.new_tokens, arguments.backend, traces, shared)
             print(HEADER, flush=True)
@@ -301,6 +302,7 @@ def main() -> int:
     parser.add_argument("--shared-prefix", type=int, default=0)
     parser.add_argument("--backend", choices=get_args(Backend), default="digest")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--traces", type=Path, help="keep the traces there")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="sglang's own; must come last")
     arguments = parser.parse_args()
     rows = asyncio.run(run_matrix(arguments))

@@ -26,6 +26,7 @@ async def test_planted_faults_are_named_by_kind_module_layer_and_first_row() -> 
         shared_prefix=0,
         backend="digest",
         flags=[],
+        traces=None,
     )
     rows = await run_matrix(arguments)
     assert len(rows) == len(FAULTS)
