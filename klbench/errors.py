@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     INTERNAL = 70
     HUNG_UP = 129
     INTERRUPTED = 130
+    READER_GONE = 141
     TERMINATED = 143
 
 

@@ -36,9 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone: there is nobody left to tell.
         failures.silence_stdout()
-        return ExitCode.INTERNAL
+        return ExitCode.READER_GONE
+    except SystemExit:
+        # click's own answer to a broken pipe, and it would be 1: divergence found.
+        failures.silence_stdout()
+        return ExitCode.READER_GONE
     # The last boundary: whatever else was raised is a defect, and is kept where it can be reported from.
     except Exception as error:
         return failures.defect(error, arguments)

@@ -6,6 +6,7 @@ for one of ours.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,25 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 HELPERS = ("match", "prefill_cache_hit", "decode_cache_hit")
 DEMO_MODELS = ("dense", "moe", "swa")
 _SGLANG_ARGUMENTS = "klbench.sglang_arguments"
+
+
+def checked_place(place: str | None) -> str | None:
+    """Where the JSON goes; refused before the work, not behind it, where nothing can be written there."""
+    if place is None or place == "-":
+        return place
+    path = Path(place).absolute()
+    why = ""
+    if not place or path.is_dir():
+        why = "it is a folder"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it is not writable"
+    if why:
+        raise UsageError(
+            f"the JSON cannot be written to {place!r}", why=why, next="name a file, or - for stdout"
+        )
+    return place
 
 
 class TargetCommand(click.Command):
@@ -73,6 +93,7 @@ json_option = click.option(
     "--json",
     "json_place",
     metavar="PATH|-",
+    callback=lambda _context, _parameter, place: checked_place(place),
     help="Write the result as one JSON object; with - to stdout, and nothing else there.",
 )
 
@@ -223,6 +244,9 @@ def _target(demo: str | None, model_path: str | None, url: str | None) -> Any:
             why="an attached server runs already",
             next="leave them out, or use --launch",
         )
+    from klbench.engine.address import server_address
+
+    server_address(url or "")
     return Target(kind="url", url=url or "")
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from klbench.engine.address import server_address
 from klbench.engine.answers import Generated, decode_generated
 from klbench.errors import ServerError, UndecidedError, UsageError
 
@@ -97,9 +98,7 @@ class ServerClient:
     """One server's client; use it from one event loop."""
 
     def __init__(self, url: str, *, keys: Keys | None = None, on_call: OnCall | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is not an address", next="write it like http://127.0.0.1:30000")
+        parts = server_address(url)
         if parts.username or parts.password:
             raise UsageError("an address must not hold a password", next="name the key with --api-key-env")
         self.url = url.rstrip("/")

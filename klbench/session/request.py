@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shlex
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -45,7 +44,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             case "launch":
                 return self.model_path.rstrip("/").rpartition("/")[2]
             case "url":
-                return urlsplit(self.url).netloc.rpartition("@")[2]
+                return self.url.rpartition("//")[2].partition("/")[0].rpartition("@")[2]
 
     def on_command_line(self) -> list[str]:
         """The arguments that name this target to `klbench run`; the sglang arguments come last."""

@@ -413,3 +413,29 @@ def test_a_session_alone_is_continued_with_what_it_was_started_with(monkeypatch,
     ((start, plan, how),) = asked
     assert (start.target.kind, start.target.model, plan.what) == ("demo", "dense", "run")
     assert how["session"] == folder.path
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:99999", "http://h:-1", "http://h:abc", "http://[::1", "http://a\nb", "ftp://h", "h"],
+)
+def test_an_address_that_cannot_be_one_is_a_usage_error_and_leaves_no_session(tmp_path, url, capsys):
+    assert main(["run", "--url", url]) == ExitCode.USAGE
+    assert "is not an address" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("session.json"))
+
+
+@pytest.mark.parametrize("place", ["", "missing/x.json", "."])
+def test_a_place_where_no_json_can_go_is_refused_before_the_work(tmp_path, monkeypatch, place, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--url", "http://127.0.0.1:9", "--json", place]) == ExitCode.USAGE
+    assert "the JSON cannot be written to" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("session.json"))
+
+
+def test_a_reader_that_leaves_is_no_divergence():
+    command = [sys.executable, "-m", "klbench", "demo", "--list-faults"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == ExitCode.READER_GONE
