@@ -62,7 +62,9 @@ def first_position(
         interval = parameters["interval"]
         return First(-(-prompt // interval) * interval)
     if rule == "cached":
-        return First(int(columns.cached_generation[request]))
+        cached = int(columns.cached_generation[request])
+        # A cold request shares the rows that another's restore spoilt: its later chunks read them.
+        return First(cached) if cached else First(1, exactly=False)
     if rule == "split":
         return First(prompt // 2, exactly=False)
     return First(None)

@@ -77,7 +77,6 @@ class Lab:
         new_tokens: int,
         backend: Backend,
         traces: Path,
-        shared_prefix: bool,
     ) -> None:
         assert server.control_dir is not None
         assert server.nonce is not None
@@ -86,7 +85,6 @@ class Lab:
         self._new_tokens = new_tokens
         self._backend: Backend = backend
         self._traces = traces
-        self._shared_prefix = shared_prefix
         self._ids = RequestIds(server.nonce)
         self._side = server_side(server, self._ids)
         self._log = server.control_dir / f"forwards-{self._side.control.ranks[0]}.jsonl"
@@ -131,8 +129,8 @@ class Lab:
         measured = {helper: await self.measure(helper) for helper in HELPERS}
         row.dirty = tuple(helper for helper in HELPERS if dirty_requests(measured[helper][0]))
         expected = {helper for fault in armed for helper in fault.fault.truth.dirty_helpers}
-        if self._shared_prefix and expected:
-            # Prompts with a common prefix restore it even inside match.
+        if measured["match"][0].cached_generation.any():
+            # Prompts with a common prefix restore it even inside match, where they do not share a forward.
             expected = set(HELPERS)
         row.helpers = "right" if set(row.dirty) == expected else "wrong"
         if not row.dirty:
@@ -268,8 +266,7 @@ async def run_matrix(arguments: argparse.Namespace) -> list[Row]:
         try:
             prompts = prompts_for(arguments.batch, arguments.prompt_tokens, arguments.shared_prefix)
             traces = arguments.traces or Path(folder) / "traces"
-            shared = arguments.shared_prefix > 0
-            lab = Lab(server, prompts, arguments.new_tokens, arguments.backend, traces, shared)
+            lab = Lab(server, prompts, arguments.new_tokens, arguments.backend, traces)
             print(HEADER, flush=True)
             for name in names:
                 rows.append(await lab.one(name))
