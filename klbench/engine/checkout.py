@@ -33,15 +33,15 @@ class Checkout:
 
 async def read_checkout(package: Path) -> Checkout | None:
     """The checkout that tracks the package's files, None where there is none or git is missing."""
-    if await _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+    if await run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
-    root = await _git(package, "rev-parse", "--show-toplevel")
-    head = await _git(package, "log", "-1", "--format=%H %s")
+    root = await run_git(package, "rev-parse", "--show-toplevel")
+    head = await run_git(package, "log", "-1", "--format=%H %s")
     if root is None or head is None:
         return None
     commit, _, subject = head.strip().partition(" ")
     place = Path(root.strip())
-    names = await _git(place, "diff", "--name-only", "-z", "--no-ext-diff", "HEAD")
+    names = await run_git(place, "diff", "--name-only", "-z", "--no-ext-diff", "HEAD")
     files = sorted(name for name in (names or "").split("\0") if name)[:_MOST_FILES]
     hashes = await asyncio.to_thread(lambda: {name: _hash(place / name) for name in files})
     return Checkout(place, commit, subject, hashes)
@@ -49,13 +49,13 @@ async def read_checkout(package: Path) -> Checkout | None:
 
 async def commits_between(root: Path, before: str, after: str) -> list[str] | None:
     """The commits that `after` has and `before` has not, newest first; None where git cannot say."""
-    listed = await _git(root, "log", f"-{_MOST_COMMITS}", "--format=%h %s", f"{before}..{after}", "--")
+    listed = await run_git(root, "log", f"-{_MOST_COMMITS}", "--format=%h %s", f"{before}..{after}", "--")
     return None if listed is None else [line for line in listed.split("\n") if line]
 
 
 async def files_between(root: Path, before: str, after: str) -> list[str] | None:
     """The files that differ between the two commits; None where git cannot say."""
-    listed = await _git(root, "diff", "--name-only", "-z", "--no-ext-diff", before, after, "--")
+    listed = await run_git(root, "diff", "--name-only", "-z", "--no-ext-diff", before, after, "--")
     return None if listed is None else [name for name in listed.split("\0") if name][:_MOST_FILES]
 
 
@@ -68,7 +68,8 @@ def _hash(file: Path) -> str:
         return "gone"
 
 
-async def _git(place: Path, *arguments: str) -> str | None:
+async def run_git(place: Path, *arguments: str) -> str | None:
+    """What git prints in `place`; None where it fails, is missing, or takes longer than 20 s."""
     try:
         process = await asyncio.create_subprocess_exec(
             *("git", "-C", str(place), *arguments),

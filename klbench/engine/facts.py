@@ -7,19 +7,17 @@ and its model's config.json. What nobody told stays None; nothing is assumed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from klbench.engine.checkout import run_git
 from klbench.engine.gpu import Gpu
 from klbench.engine.server_python import ServerPython
 
-_GIT_LIMIT_S = 20.0
 _LARGEST_CONFIG_BYTES = 16 << 20
 
 # Variables that change results without a flag; `NVIDIA_TF32_OVERRIDE` and the like included.
@@ -250,34 +248,11 @@ def read_model_config(model_path: str | None) -> Mapping[str, Any] | None:
 
 async def git_state(package: Path) -> tuple[str, bool] | None:
     """(commit, dirty) of the checkout that the package's files are tracked in; None for an installed one."""
-
-    async def git(*arguments: str) -> str | None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *("git", "-C", str(package), *arguments),
-                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-        except OSError:
-            return None
-        try:
-            out, _ = await asyncio.wait_for(process.communicate(), _GIT_LIMIT_S)
-        except TimeoutError:
-            return None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        return out.decode("utf-8", errors="replace") if process.returncode == 0 else None
-
     # A package in a virtual environment may lie inside a repository that does not track it.
-    if await git("ls-files", "--error-unmatch", "__init__.py") is None:
+    if await run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
-    commit = await git("rev-parse", "HEAD")
-    status = await git("status", "--porcelain", "--untracked-files=no", "--", ".")
+    commit = await run_git(package, "rev-parse", "HEAD")
+    status = await run_git(package, "status", "--porcelain", "--untracked-files=no", "--", ".")
     if commit is None or status is None:
         return None
     return commit.strip(), bool(status.strip())
