@@ -29,6 +29,38 @@ class ExitCode(IntEnum):
     READER_GONE = 141
     TERMINATED = 143
 
+    @property
+    def meaning(self) -> str:
+        """In a few words."""
+        return _MEANINGS[self][0]
+
+    @property
+    def in_full(self) -> str:
+        """With what the commands mean by it."""
+        return _MEANINGS[self][1] or self.meaning
+
+
+_MEANINGS: dict[ExitCode, tuple[str, str]] = {
+    ExitCode.CONSISTENT: ("consistent", "consistent; the workbench was left"),
+    ExitCode.DIVERGED: (
+        "divergence found",
+        "divergence found; `locate`: at least one origin, `census`: an operator that depends on the number "
+        "of rows, `compare`: something differs, `selftest`: a wrong answer, `doctor`: something is broken",
+    ),
+    ExitCode.USAGE: ("usage", "usage: a command, its input or the configuration is wrong"),
+    ExitCode.NO_SERVER: ("server not available", "no server could be started or reached"),
+    ExitCode.DEADLINE: ("timeout", "a limit that was set has passed"),
+    ExitCode.UNDECIDED: (
+        "could not answer",
+        "could not answer: a helper was not run or is inconclusive, or a divergence without an origin",
+    ),
+    ExitCode.INTERNAL: ("internal error", "a defect of klbench; a file with the details is named"),
+    ExitCode.HUNG_UP: ("hung up", "hung up: the terminal has gone"),
+    ExitCode.INTERRUPTED: ("interrupted", ""),
+    ExitCode.READER_GONE: ("the reader has gone", "the reader of the output has gone"),
+    ExitCode.TERMINATED: ("terminated", ""),
+}
+
 
 class KlbenchError(Exception):
     """Something a user can act on: `what` happened, `why`, and what to do `next`."""

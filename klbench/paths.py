@@ -55,6 +55,17 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
+def why_not_writable(file: Path) -> str:
+    """Why no file can be written to this place that a user named; empty where one can."""
+    if file.is_dir():
+        return "it is a folder"
+    if not file.absolute().parent.is_dir():
+        return f"there is no folder {file.absolute().parent}"
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        return "it is not writable"
+    return ""
+
+
 def socket_folder() -> Path:
     """A private folder with a path short enough for sockets in it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")

@@ -1,4 +1,4 @@
-"""What tests share: a real sglang server on the CPU, one at a time, because a machine here has two cores."""
+"""What tests share: a real sglang server on the CPU, one at a time for each process that runs tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,27 @@ from klbench.engine.client import OnCall, ServerClient
 from klbench.engine.server import Server
 from klbench.engine.target import Demo, LaunchOptions
 from klbench.zoo import Kind
+from tests.troubles import named_tests
 
 # sglang is thousands of modules in three processes: each start would compile all of them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A terminal's size, exported by whatever started the tests (readline does), is none of theirs.
+for _size in ("COLUMNS", "LINES"):
+    os.environ.pop(_size, None)
+
 # The same examples every time, and no limit that a busy machine would pass.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that tests/troubles.py names: `-m faults` runs them and those that carry the mark."""
+    named = named_tests()
+    for item in items:
+        file = item.path.relative_to(Path(__file__).parent).as_posix()
+        if f"{file}::{item.name.partition('[')[0]}" in named:
+            item.add_marker("faults")
 
 
 class RunningDemo:

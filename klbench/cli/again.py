@@ -14,13 +14,15 @@ from klbench.cli.failures import note
 from klbench.errors import UsageError
 from klbench.session.bench import make_work
 from klbench.session.bundle import find_session_or_bundle
-from klbench.session.continuing import start_to_continue
 from klbench.session.folder import SessionFolder
-from klbench.session.liking import start_like
-from klbench.session.link import read_state
+from klbench.session.interruption import start_to_continue
+from klbench.session.liking import check_then, start_like
+from klbench.session.reading import read_state
 
 # What may be said anew: none of it changes a number.
-_FREE = frozenset({"session", "like", "json_place", "notify", "keep_idle", "yes_flush", "launch_timeout"})
+_FREE = frozenset(
+    {"session", "like", "same_verdict", "json_place", "notify", "keep_idle", "yes_flush", "launch_timeout"}
+)
 
 
 def _check_options(instead: str) -> None:
@@ -55,13 +57,21 @@ def run_again(session: Path, *, json_place: str | None) -> int:
     )
 
 
-def run_like(name: str, *, session: Path | None, json_place: str | None, options: Mapping[str, Any]) -> int:
+def run_like(
+    name: str,
+    *,
+    session: Path | None,
+    json_place: str | None,
+    options: Mapping[str, Any],
+    same_verdict: bool = False,
+) -> int:
     """Repeats the named session in a new one and compares. Only options that change no number are taken
-    from this command line."""
+    from this command line. With `same_verdict` the exit code says whether the verdict is that of then."""
     _check_options("start a new run with --demo, --launch or --url")
     folder = find_session_or_bundle(name)
     folder.read_session_file()
     start, side = start_like(folder)
+    check_then(side, verdict=same_verdict)
     ours = msgspec.structs.replace(
         start.options,
         yes_flush=options["yes_flush"] or start.options.yes_flush,
@@ -71,6 +81,5 @@ def run_like(name: str, *, session: Path | None, json_place: str | None, options
     )
     start = msgspec.structs.replace(start, options=ours)
     note(f"like {folder.path} · run {side.run.number}")
-    return headless.execute(
-        start, headless.Plan("run", like=side), session=session, json_place=json_place, make_work=make_work
-    )
+    plan = headless.Plan("run", like=side, same_verdict=same_verdict)
+    return headless.execute(start, plan, session=session, json_place=json_place, make_work=make_work)

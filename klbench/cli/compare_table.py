@@ -11,16 +11,7 @@ from typing import Any
 
 from klbench.cli import table
 from klbench.core.text import kl
-
-_WORDS = {
-    "same": "the same: no logprob has other bits",
-    "better": "better: divergences went, none came",
-    "worse": "worse: divergences came, none went",
-    "mixed": "mixed: some divergences went, others came",
-    "other": "logprobs moved, but no divergence came or went",
-    "undecided": "undecided: not every helper could be compared",
-}
-_FILES_SHOWN = 20
+from klbench.session import compare_words
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
@@ -31,21 +22,10 @@ def lines(document: Mapping[str, Any]) -> list[str]:
         "prefill moved",
     )  # fmt: skip
     shown = table.columns(names, rows)
-    for name, part in document["helpers"].items():
-        if part["reason"]:
-            shown.append(f"{name}: {part['reason']}")
-        change = part["change"]
-        if change and change["other_prompts"]:
-            shown.append(
-                f"{name}: {change['other_prompts']} requests have other prompts and were not compared"
-            )
-        if change and change["not_compared"]:
-            shown.append(f"{name}: {change['not_compared']} tokens stand in one of the two only")
-    shown += ["", _WORDS[document["verdict"]]]
-    shown += _code(document["code"])
-    shown += [
-        f"differs: {name}: {_text(one)} → {_text(two)}" for name, (one, two) in document["differing"].items()
-    ]
+    shown += compare_words.helper_lines(document)
+    shown += ["", compare_words.verdict_line(document)]
+    shown += compare_words.code_lines(document["code"])
+    shown += compare_words.key_lines(document)
     shown += [f"before: {document['before']['session']}", f"after: {document['after']['session']}"]
     return shown
 
@@ -63,27 +43,6 @@ def _row(name: str, part: Mapping[str, Any]) -> list[object]:
         return [*row, "–", "–", "–", "–", "–"]
     counts = ("compared", "fixed", "introduced", "decode_changed", "prefill_changed")
     return [*row, *(change[count] for count in counts)]
-
-
-def _code(code: Mapping[str, Any] | None) -> list[str]:
-    if code is None:
-        return []
-    before, after = code["before"], code["after"]
-    if before["commit"] == after["commit"]:
-        shown = [f"code: {after['commit'][:12]} {after['subject']}"]
-    else:
-        shown = [f"code: {before['commit'][:12]} → {after['commit'][:12]} {after['subject']}"]
-        shown += [f"  + {line}" for line in code["commits"] or []]
-        shown += [f"  - {line}" for line in code["commits_removed"] or []]
-    files = code["changed_files"]
-    shown += [f"  changed: {name}" for name in files[:_FILES_SHOWN]]
-    if len(files) > _FILES_SHOWN:
-        shown.append(f"  and {len(files) - _FILES_SHOWN} more files")
-    if not code["files_known"]:
-        shown.append("  which files changed between the commits git could not say here")
-    if not files and before["commit"] == after["commit"]:
-        shown.append("  no file changed")
-    return shown
 
 
 def _text(value: object) -> str:

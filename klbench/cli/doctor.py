@@ -14,37 +14,36 @@ import locale
 import os
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from klbench import paths
 from klbench.cli import table
 from klbench.cli.failures import write_json
+from klbench.engine.machine import Check, check_machine
+from klbench.engine.orphans import find_orphans
 from klbench.errors import ExitCode, KlbenchError
 
 LOW_DISK_BYTES = 5 * 1000**3
 """A layer dump of a large model takes a few GB."""
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line: `status` is ok, note or broken; `mend` says what to do about it."""
-
-    status: str
-    name: str
-    found: str
-    mend: str = ""
+_SLOW_ESCAPE_MS = 50
 
 
-def examine(server_python: str | None, json_place: str | None) -> int:
+def examine(server_python: str | None, json_place: str | None, *, end_left_over: bool = False) -> int:
     """Runs all checks, prints them, and returns the exit code."""
+    if end_left_over:
+        for orphans in find_orphans():
+            table.out(f"ended {orphans.end()}: {orphans.sentence}")
     checks = [
         _state(),
         _socket(),
-        *asyncio.run(_engine(server_python)),
+        *asyncio.run(check_machine(Path(server_python) if server_python else None)),
         _disk(),
         _locale(),
-        *_tmux(),
+        *_terminal(os.environ),
+        *_tmux(os.environ),
     ]
     broken = any(check.status == "broken" for check in checks)
     if json_place is not None:
@@ -77,30 +76,6 @@ def _socket() -> Check:
         return Check("broken", "socket", f"{error.what}: {error.why}", error.next)
 
 
-async def _engine(named: str | None) -> list[Check]:
-    from klbench.engine.gpu import list_gpus
-    from klbench.engine.server_python import find_server_python
-
-    checks = []
-    try:
-        python = await find_server_python(Path(named) if named else None)
-        torch = f"torch {python.torch_version}, CUDA {python.torch_cuda or 'none'}"
-        checks.append(Check("ok", "sglang", f"{python.sentence}, {torch}"))
-        checks += [Check("note", "sglang", f"passed over {text}") for text in python.passed_over]
-    except KlbenchError as error:
-        checks.append(
-            Check("broken", "sglang", f"{error.what}: {error.why}", error.next + "; --url works without")
-        )
-    gpus = await list_gpus()
-    checks += [Check("ok", "gpu", gpu.sentence) for gpu in gpus]
-    if not gpus:
-        found = "no CUDA GPU: --demo uses the embedded engine, the real sglang on the CPU"
-        checks.append(Check("note", "gpu", found, f"{os.cpu_count()} CPU cores here"))
-    elif (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        checks.append(Check("note", "gpu", f"CUDA_VISIBLE_DEVICES={visible} is respected"))
-    return checks
-
-
 def _disk() -> Check:
     place = paths.home()
     while not place.exists() and place != place.parent:
@@ -116,23 +91,44 @@ def _locale() -> Check:
     encoding = locale.getpreferredencoding(False)
     if encoding.upper().replace("-", "") == "UTF8":
         return Check("ok", "locale", encoding)
-    return Check("note", "locale", f"{encoding}: signs may not show", "export LC_ALL=C.UTF-8")
+    return Check("note", "locale", f"{encoding}: signs may not show", "export LC_ALL=C.UTF-8, or use --ascii")
 
 
-def _tmux() -> list[Check]:
-    if "TMUX" not in os.environ or shutil.which("tmux") is None:
+def _terminal(environment: Mapping[str, str]) -> list[Check]:
+    name = environment.get("TERM", "")
+    if name in ("", "dumb"):
+        mend = "export TERM=xterm-256color, or use the commands without the workbench"
+        return [Check("note", "terminal", f"TERM={name or 'not set'} can draw no screen", mend)]
+    size = shutil.get_terminal_size()
+    found = f"TERM={name}, {size.columns}x{size.lines}"
+    if environment.get("NO_COLOR"):
+        found += ", NO_COLOR: monochrome"
+    if size.columns < 80 or size.lines < 24:
+        return [Check("note", "terminal", found, "the workbench wants 80x24 or more")]
+    return [Check("ok", "terminal", found)]
+
+
+def _tmux(environment: Mapping[str, str]) -> list[Check]:
+    if "TMUX" not in environment or shutil.which("tmux") is None:
         return []
+    checks = []
+    escape = _tmux_option("escape-time")
+    if escape.isdigit() and int(escape) > _SLOW_ESCAPE_MS:
+        found = f"escape-time is {escape} ms: Escape feels slow"
+        checks.append(Check("note", "tmux", found, "tmux set -sg escape-time 10"))
+    elif escape:
+        checks.append(Check("ok", "tmux", f"escape-time {escape} ms"))
+    clipboard = _tmux_option("set-clipboard")
+    if clipboard == "off":
+        found = "set-clipboard is off: what you copy stays in tmux and in its file"
+        checks.append(Check("note", "tmux", found, "tmux set -s set-clipboard on"))
+    return checks
+
+
+def _tmux_option(name: str) -> str:
     try:
-        shown = subprocess.run(
-            ["tmux", "show-options", "-sv", "escape-time"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
+        return subprocess.run(
+            ["tmux", "show-options", "-sv", name], capture_output=True, text=True, timeout=5, check=False
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    if shown.isdigit() and int(shown) > 50:
-        found = f"escape-time is {shown} ms: Escape feels slow"
-        return [Check("note", "tmux", found, "tmux set -sg escape-time 10")]
-    return [Check("ok", "tmux", f"escape-time {shown} ms")]
+        return ""

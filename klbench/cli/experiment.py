@@ -6,7 +6,7 @@ repeats     same_bits       5 repeats with equal batches are bit-identical; a ra
 graphs      not_possible    not possible here: a CPU server replays no CUDA graphs: there is nothing to switch
 
 plan: 5 runs of prefill_cache_hit, no relaunch
-verdict: different_function · probable
+verdict: found: different function (condition 2) · probable
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import click
 
 from klbench.cli import options as opt
 from klbench.cli import table
-from klbench.core.text import elapsed
+from klbench.core.text import counted, elapsed
+from klbench.core.verdict_words import verdict_in_words
 
 
 class _ExperimentCommand(opt.TargetCommand):
@@ -55,6 +56,8 @@ def experiment(
 ) -> int:
     """Run the helpers, then change one thing at a time and compare bit for bit.
 
+    pad takes the striking residue of the run, or one that is named: pad:cached_tokens%8=3.
+
     Exit code 1 when something diverges or repeats differ, 5 when an experiment has no answer.
     """
     start = opt.build_request(demo=demo, model_path=model_path, url=url, **options)
@@ -81,6 +84,8 @@ def lines(document: Mapping[str, Any]) -> list[str]:
             rows.append(["", "", made["meaning"]])
     found = table.columns(("experiment", "outcome", "reading"), rows) if rows else ["no experiment was made"]
     plan = document.get("plan") or {}
+    for name, prediction in (plan.get("predictions") or {}).items():
+        found += ["", f"predicted of {name}: {prediction}"]
     if plan:
         estimate = plan.get("estimate_s")
         about = f", about {elapsed(estimate)}" if isinstance(estimate, int | float) else ""
@@ -88,11 +93,10 @@ def lines(document: Mapping[str, Any]) -> list[str]:
         passes = sum(step.get("passes", 0) for step in plan.get("steps", ()))
         found += [
             "",
-            f"plan: {passes} runs of {document.get('helper') or 'a helper'}, "
+            f"plan: {counted(passes, 'run')} of {document.get('helper') or 'a helper'}, "
             f"{launches or 'no'} {'relaunch' if launches in (0, 1) else 'relaunches'}{about}",
         ]
     verdict = document.get("verdict")
     if verdict:
-        conditions = ", ".join(verdict.get("conditions") or []) or str(verdict.get("status"))
-        found.append(f"verdict: {conditions} · {verdict.get('grade')}")
+        found.append(f"verdict: {verdict_in_words(verdict)}")
     return [*found, f"session: {document['session']}"]

@@ -25,8 +25,9 @@ def export(session: str, finding: int, to: Path | None, json_place: str | None) 
     """Write the located origin as a folder: tensors, and a script that needs no server and no klbench."""
     from klbench.cli.failures import write_json
     from klbench.engine.export import export_origin
-    from klbench.session.folder import find_session
-    from klbench.session.link import read_state
+    from klbench.session.exporting import new_export_folder
+    from klbench.session.folder import check_writable_place, find_session
+    from klbench.session.reading import read_state
 
     folder = find_session(session)
     folder.read_session_file()
@@ -37,9 +38,11 @@ def export(session: str, finding: int, to: Path | None, json_place: str | None) 
     if finding > len(findings):
         raise UsageError(f"there is no finding {finding}", why=f"the session has {len(findings)}")
     trace_dir = (located.result.get("capture") or {}).get("trace_dir")
-    target = to if to is not None else _new_folder(folder.path / "exports")
+    target = to if to is not None else new_export_folder(folder.path / "exports")
     if target.exists():
         raise UsageError(f"{target} exists", next="name a new folder with --to")
+    if to is not None:
+        check_writable_place(to)
     done = export_origin(findings[finding - 1], finding - 1, Path(str(trace_dir)), target)
     if json_place is not None:
         content = {"folder": str(done.folder), "restated": done.restated, "why_not": done.why_not or None}
@@ -50,10 +53,3 @@ def export(session: str, finding: int, to: Path | None, json_place: str | None) 
         if done.why_not:
             table.out(f"it compares the recorded outputs alone: {done.why_not}")
     return ExitCode.CONSISTENT
-
-
-def _new_folder(parent: Path) -> Path:
-    number = 1
-    while (parent / f"origin-{number}").exists():
-        number += 1
-    return parent / f"origin-{number}"

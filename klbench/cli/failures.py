@@ -6,7 +6,6 @@ klbench: port 30000 is taken · pid 4211 (python) listens there · name another 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from types import FrameType
 
 import click
 
+from klbench.cli import streams
 from klbench.core.text import visible
 from klbench.errors import ExitCode, KlbenchError
 
@@ -115,7 +115,7 @@ def defect(error: Exception, arguments: Sequence[str]) -> int:
 
 def _crash_file(error: Exception) -> str:
     from klbench import paths
-    from klbench.session.runner import write_crash
+    from klbench.session.crash import write_crash
 
     with contextlib.suppress(KlbenchError, OSError):
         return str(write_crash(paths.make_private(paths.home()), error))
@@ -142,20 +142,12 @@ def write_json(place: str, document: object) -> None:
 
     content = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
     if place == "-":
-        sys.stdout.flush()
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        streams.write(content)
         return
     try:
         Path(place).write_bytes(content)
     except OSError as error:
         raise KlbenchError(f"cannot write {place}", why=error.strerror or str(error)) from error
-
-
-def silence_stdout() -> None:
-    """Keeps the interpreter from complaining about a closed pipe when it flushes at the end."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 __all__ = [

@@ -15,6 +15,7 @@ from klbench.cli.failures import write_json
 from klbench.core.guide import GLOSSARY, STEPS, GuideFacts, StepState, where_we_are
 from klbench.core.text import wrap
 from klbench.errors import ExitCode, UsageError
+from klbench.tui.actions import key_now
 
 _WIDTH = 100
 _INDENT = 4
@@ -45,21 +46,12 @@ def show_guide(step: str | None, session: str | None, terms: bool, json_place: s
 
 def _facts(session: str) -> GuideFacts:
     from klbench.session.folder import find_session
-    from klbench.session.link import read_state
+    from klbench.session.guided import guide_facts
+    from klbench.session.reading import read_state
 
     folder = find_session(session)
     folder.read_session_file()
-    state = read_state(folder)
-    located = state.latest_located
-    findings = located.result.get("findings") if located is not None else None
-    return GuideFacts(
-        server=dict(state.server.facts),
-        verdict=state.run.verdict if state.run is not None else None,
-        findings=findings if isinstance(findings, list) else (),
-        located=located is not None,
-        experiments=[dict(made.result) for made in state.experiments],
-        reported=any(folder.reports.glob("*.md")),
-    )
+    return guide_facts(read_state(folder), reported=any(folder.reports.glob("*.md")))
 
 
 def _show_step(step: Any, state: StepState | None, *, full: bool) -> None:
@@ -68,11 +60,15 @@ def _show_step(step: Any, state: StepState | None, *, full: bool) -> None:
     if state is not None and state.learned:
         _paragraph("", state.learned)
     if not full:
-        _paragraph("", step.question)
+        _paragraph("", f"{step.question} {step.short}")
         return
     for text in (step.question, step.why, step.how):
         _paragraph("", text)
-    _paragraph("", f"in the workbench: {step.key} · without it: {step.command}")
+    key, command = step.key, step.command
+    if state is not None and state.todo != step.how:
+        key, command = state.key, state.command
+        _paragraph("", f"next: {state.todo}")
+    _paragraph("", f"in the workbench: {key_now(key)} · without it: {command}")
 
 
 def _paragraph(head: str, text: str) -> None:
@@ -87,6 +83,7 @@ def _document(states: tuple[StepState, ...] | None) -> dict[str, Any]:
     for index, step in enumerate(STEPS):
         entry: dict[str, Any] = {name: getattr(step, name) for name in step.__slots__}
         if states is not None:
-            entry |= {"state": states[index].state, "learned": states[index].learned}
+            state = states[index]
+            entry |= {"state": state.state, "learned": state.learned, "todo": state.todo, "key": state.key}
         steps.append(entry)
     return {"schema": "klbench.guide/1", "steps": steps, "terms": dict(GLOSSARY)}

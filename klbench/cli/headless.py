@@ -17,19 +17,23 @@ from typing import Any, Literal
 from klbench.cli import calibrate, census, compare_table, experiment, table
 from klbench.cli.failures import Interrupted, SignalSwitch, note, ring, show, signals_switched, write_json
 from klbench.cli.progress import Progress
-from klbench.errors import ExitCode, KlbenchError, UndecidedError
+from klbench.errors import ExitCode, KlbenchError, UndecidedError, UsageError
 from klbench.session import documents
 from klbench.session.calibrating import calibration_document, calibration_exit_code, keep_calibration
 from klbench.session.census import census_document, census_exit_code
 from klbench.session.commands import Census, Continue, Experiment, Locate, Run
 from klbench.session.comparing import Side, compare, side_of
-from klbench.session.continuing import continues, interrupted
+from klbench.session.continuing import continues
+from klbench.session.crash import write_crash
 from klbench.session.experimenting import experiment_document, experiment_exit_code
-from klbench.session.folder import SessionFolder, make_session, new_session_path
-from klbench.session.link import find_runner, read_state
+from klbench.session.folder import SessionFolder, make_session, new_session_path, remove_new
+from klbench.session.interruption import interrupted
+from klbench.session.liking import verdict_changes
+from klbench.session.reading import find_runner, read_state
 from klbench.session.request import StartRequest
-from klbench.session.runner import Runner, Session, Work, write_crash
+from klbench.session.runner import Runner, Session, Work
 from klbench.session.state import SessionState
+from klbench.storage import refused_by_disk, storage_error
 
 MakeWork = Callable[[Session], Work]
 
@@ -44,6 +48,8 @@ class Plan:
     request: int | None = None
     like: Side | None = None
     """What was measured before, to show beside what is measured now."""
+    same_verdict: bool = False
+    """The exit code says whether the verdict is the one of `like`."""
     resumes: bool = False
     """Continue the session's interrupted run; set by `execute`."""
     show_all: bool = False
@@ -58,6 +64,8 @@ class Plan:
 class _Outcome:
     """How the work ended: a signal, an error, both or neither."""
 
+    made: bool
+    """The session was made for this command."""
     signum: int | None = None
     error: KlbenchError | None = None
     exit_code: ExitCode | None = None
@@ -67,7 +75,7 @@ def execute(
     start: StartRequest, plan: Plan, *, session: Path | None, json_place: str | None, make_work: MakeWork
 ) -> int:
     """Does it all and returns the exit code. Raises KlbenchError when there is no session to work in."""
-    outcome = _Outcome()
+    outcome = _Outcome(made=session is None or not SessionFolder(session.absolute()).exists())
     with signals_switched() as switch:
         target, options = start.as_shown()
         folder = make_session(session or new_session_path(start.target.label), target, options)
@@ -81,7 +89,7 @@ def execute(
             outcome.signum = error.signum
         # The boundary of the job: a defect still leaves a document and a crash file.
         except Exception as error:
-            outcome.error, outcome.exit_code = _as_defect(error, folder), ExitCode.INTERNAL
+            outcome.error, outcome.exit_code = _as_known(error, folder)
         # What was measured is delivered whole: a signal that comes now changes nothing of it.
         switch.hold_once()
         code = _finish(folder, plan, outcome, json_place)
@@ -172,17 +180,34 @@ def _soon(loop: asyncio.AbstractEventLoop, stop: Callable[[int], None], signum: 
         loop.call_soon_threadsafe(stop, signum)
 
 
-def _as_defect(error: Exception, folder: SessionFolder) -> KlbenchError:
+def _as_known(error: Exception, folder: SessionFolder) -> tuple[KlbenchError, ExitCode]:
+    """A disk that refuses is the user's to mend; everything else is a defect."""
+    if isinstance(error, OSError) and refused_by_disk(error):
+        refusal = storage_error(error, folder.path)
+        return refusal, refusal.exit_code
     where = write_crash(folder.path, error)
-    return KlbenchError(
+    defect = KlbenchError(
         f"klbench failed: {type(error).__name__}: {error}",
         why="this is a defect of klbench",
         next=f"please report it with {where}",
     )
+    return defect, ExitCode.INTERNAL
+
+
+def _take_back(folder: SessionFolder, error: UsageError, json_place: str | None) -> int:
+    """A command that was wrong before anything began leaves no session behind."""
+    remove_new(folder)
+    if json_place is not None:
+        write_json(json_place, {"session": None, "error": error.as_dict()})
+    note(f"nothing was begun: {folder.path} is taken back")
+    show(error)
+    return error.exit_code
 
 
 def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: str | None) -> int:
     state = read_state(folder)
+    if outcome.made and isinstance(outcome.error, UsageError) and not state.begun:
+        return _take_back(folder, outcome.error, json_place)
     located = state.latest_located if plan.what != "run" else None
     if plan.what == "census":
         document = census_document(folder.path, state, outcome.error)
@@ -199,6 +224,9 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
     if plan.like is not None and outcome.error is None:
         try:
             document["compare"] = asyncio.run(compare(plan.like, side_of(folder, state), anyway=True))
+            if plan.same_verdict:
+                changes = verdict_changes(plan.like, side_of(folder, state))
+                document["same_verdict"] = {"same": not changes, "changes": changes}
         except KlbenchError as error:
             document["compare"] = {"error": error.as_dict()}
             show(error)
@@ -210,12 +238,19 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
             table.out()
             for line in compare_table.lines(document["compare"]):
                 table.out(line)
+        if (judged := document.get("same_verdict")) is not None:
+            table.out("the same verdict as then" if judged["same"] else "another verdict than then")
+            for change in judged["changes"]:
+                table.out(f"  {change}")
     if outcome.error is not None:
         show(outcome.error)
     if outcome.exit_code is not None:
         return outcome.exit_code
     if plan.what == "calibrate":
         return calibration_exit_code(document)
+    if plan.same_verdict:
+        judged = document.get("same_verdict", {"same": None})["same"]
+        return {True: ExitCode.CONSISTENT, False: ExitCode.DIVERGED, None: ExitCode.UNDECIDED}[judged]
     return _exit_code(plan, state)
 
 

@@ -13,18 +13,17 @@ import click
 
 from klbench.cli import table
 from klbench.cli.failures import note, write_json
-from klbench.core.text import size
+from klbench.core.text import counted, size
 from klbench.errors import ExitCode, UsageError
 from klbench.session.documents import iso_time
 from klbench.session.folder import find_session
-from klbench.session.link import list_sessions, unreadable_sessions
 from klbench.session.pruning import candidates, remove
+from klbench.session.survey import survey
 
 
 def list_all(json_place: str | None) -> int:
     """Prints the sessions, the newest first."""
-    found = list_sessions()
-    unreadable = unreadable_sessions()
+    found, unreadable = survey()
     if json_place is not None:
         fields = ("label", "status", "doing", "server", "found", "verdict", "size_bytes", "traces_bytes")
         listed = [
@@ -54,11 +53,12 @@ def list_all(json_place: str | None) -> int:
         ]
         for item in found
     ]
-    for line in table.columns(("session", "status", "server", "size", "traces", "verdict", "found"), rows):
+    names = ("session", "status", "server", "size", "traces", "verdict", "found")
+    for line in table.columns_or_blocks(names, rows, table.terminal_width()):
         table.out(line)
     for folder, why in unreadable:
         table.out(f"{folder.name}  cannot be read: {why}")
-    table.out(f"{len(found)} sessions, {size(sum(item.size_bytes for item in found))}")
+    table.out(f"{counted(len(found), 'session')}, {size(sum(item.size_bytes for item in found))}")
     return ExitCode.CONSISTENT
 
 
@@ -75,7 +75,8 @@ def prune(
         note(f"{item.folder.name}  {'the whole session' if whole else 'traces'}  {size(item.size_bytes)}")
     removed: list[dict[str, object]] = []
     if found:
-        what = f"{len(found)} sessions" if whole else f"the traces of {len(found)} sessions"
+        what = counted(len(found), "session")
+        what = what if whole else f"the traces of {what}"
         _agree(f"remove {what}, {size(total)}", yes)
         for item in found:
             remove(item, whole=whole)

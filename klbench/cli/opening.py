@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import click
 
-from klbench.cli import commands, table
+from klbench.cli import commands
 from klbench.cli.failures import note, write_json
 from klbench.core.text import visible
 from klbench.errors import ExitCode, KlbenchError, UsageError
-from klbench.session import documents
-from klbench.session.bundle import find_session_or_bundle, is_bundle, read_with_care
-from klbench.session.continuing import interrupted, start_to_continue
+from klbench.session.bundle import find_session_or_bundle, is_bundle, is_unpacked, read_with_care
 from klbench.session.folder import SessionFolder, all_sessions
-from klbench.session.link import continue_session, find_runner, read_state
+from klbench.session.interruption import interrupted, start_to_continue
+from klbench.session.reading import find_runner, read_state
 
 
 def open_session(name: str | None, *, go_on: bool, json_place: str | None) -> int:
@@ -24,7 +22,11 @@ def open_session(name: str | None, *, go_on: bool, json_place: str | None) -> in
     has_terminal = commands.has_terminal() and json_place is None
     if folder is None:
         if not has_terminal:
-            raise UsageError("which session?", next="klbench sessions lists them")
+            if go_on or json_place is not None:
+                raise UsageError("which session?", next="klbench sessions lists them")
+            from klbench.cli import listing
+
+            return listing.list_all(None)
         return commands.workbench(session=None, start=None)
     folder.read_session_file()
     if go_on and name is not None and is_bundle(Path(name)):
@@ -33,9 +35,15 @@ def open_session(name: str | None, *, go_on: bool, json_place: str | None) -> in
         return _continue_headless(folder, json_place) if go_on else _print_with_care(folder, json_place)
     lock = find_runner(folder)
     if lock is None and (go_on or _wanted(folder)):
+        # Heavy: what reads a session does without.
+        import asyncio
+
+        from klbench.session.link import continue_session
+
         note(asyncio.run(continue_session(folder)))
         lock = find_runner(folder)
-    return commands.workbench(session=folder.path, start=None, readonly=lock is None or not lock.local)
+    only_read = is_unpacked(folder) or (lock is not None and not lock.local)
+    return commands.workbench(session=folder.path, start=None, readonly=only_read)
 
 
 def _named(name: str | None) -> SessionFolder | None:
@@ -92,7 +100,12 @@ def _print_with_care(folder: SessionFolder, json_place: str | None) -> int:
 
 
 def _print(folder: SessionFolder, json_place: str | None) -> int:
+    from klbench.cli import table
+    from klbench.session import documents
+
     state = read_state(folder)
+    if state.damage.count:
+        note(state.damage.in_words)
     run = documents.run_document(folder.path, state, state.run)
     if json_place is not None:
         write_json(json_place, run)
@@ -105,7 +118,7 @@ def _print(folder: SessionFolder, json_place: str | None) -> int:
         for line in ["", *table.locate_lines(document)[:-2]]:
             table.out(line)
     if (lock := find_runner(folder)) is not None:
-        table.out(f"running: pid {lock.pid} on {lock.host}")
+        table.out(f"running: {lock.where}")
     elif (found := interrupted(state)) is not None:
         table.out(f"{found.in_words} · continue it: klbench open --continue {folder.path}")
     return ExitCode.CONSISTENT

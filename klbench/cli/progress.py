@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from klbench.cli.failures import note
-from klbench.core.text import cache_hits, elapsed, kl
+from klbench.core.text import cache_hits, counted, elapsed, kl
 from klbench.session import events as ev
 from klbench.session.log import Entry
 
@@ -50,7 +50,7 @@ class Progress:
             case ev.ServerEnded(expected=False):
                 return f"server ended · {event.why}"
             case ev.ArmStarted():
-                return f"{event.helper} · {event.arm} arm · {event.requests} requests"
+                return f"{event.helper} · {event.arm} arm · {counted(event.requests, 'request')}"
             case ev.ArmProgress():
                 left = f" · {elapsed(event.eta_s)} left" if event.eta_s is not None else ""
                 share = 100 * event.done // max(1, event.total)
@@ -62,7 +62,7 @@ class Progress:
                 return event.title if event.kind in ("locate", "relaunch", "census", "experiment") else None
             # What a run and a launch do is said by the arms and by the server's phases, but not how long.
             case ev.JobProgress(done=0, eta_s=eta_s) if eta_s and self._job in ("run", "launch"):
-                what = f"{event.total} helpers" if event.total else event.phase
+                what = counted(event.total, "helper") if event.total else event.phase
                 return f"{what} · about {elapsed(eta_s)} by earlier sessions"
             case ev.JobProgress() if self._job in ("locate", "census", "experiment"):
                 phase = event.phase.replace("_", " ")
@@ -109,7 +109,7 @@ def helper_line(name: str, result: Mapping[str, Any]) -> str:
         parts.append(str(result["reason"]))
     if result.get("hits") is not None:
         parts.append(cache_hits(name, result["hits"], int(result.get("requests") or 0)))
-        parts.append(f"{result['tokens']} tokens")
+        parts.append(counted(result["tokens"], "token"))
         parts.append(f"{result.get('divergent_tokens')} differ")
         parts.append(f"avg KL {kl(result.get('avg_kl_div'))}")
     return " · ".join(parts)

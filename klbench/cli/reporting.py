@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from klbench.cli import table
-from klbench.cli.failures import write_json
+from klbench.cli.failures import note, write_json
 from klbench.engine.environment_report import environment_report
 from klbench.errors import ExitCode, KlbenchError
 from klbench.session.bundle import bundle_file, write_bundle
 from klbench.session.folder import SessionFolder
-from klbench.session.link import read_state
+from klbench.session.reading import read_state
 from klbench.session.redaction import Redactor, redactor_for
 from klbench.session.report import FORMATS, Format, gather, write_report
 from klbench.session.report_github import Appendix
@@ -40,18 +39,17 @@ def write(
         () if bundle and output else FORMATS
     )
     files: list[Path] = []
+    file = output if not bundle else None
     if "github" in chosen:
         # An issue is public: redacted whether asked or not.
         appendix = _appendix(folder, state, redactor)
-        files += write_report(folder, state, ["github"], redactor=redactor, appendix=appendix)
+        files += write_report(folder, state, ["github"], redactor=redactor, appendix=appendix, output=file)
     plain = [name for name in chosen if name != "github"]
     if plain:
-        files += write_report(folder, state, plain, redactor=redactor if redact else None)
+        files += write_report(folder, state, plain, redactor=redactor if redact else None, output=file)
     if bundle:
         archive = bundle_file(folder, output)
         files.append(write_bundle(folder, archive, redactor if redact else None))
-    elif output is not None:
-        files = [_moved(files[0], output)]
     if json_place is not None:
         report = gather(folder.path, state)
         write_json(json_place, redactor.report(report) if redact else report)
@@ -61,17 +59,10 @@ def write(
     return ExitCode.CONSISTENT
 
 
-def _moved(file: Path, output: Path) -> Path:
-    try:
-        shutil.move(file, output)
-    except OSError as error:
-        raise KlbenchError(f"cannot write {output}", why=error.strerror or str(error)) from error
-    return output
-
-
 def _appendix(folder: SessionFolder, state: SessionState, redactor: Redactor) -> Appendix:
     """What a maintainer asks for; a part that cannot be had says why."""
     environment, missing = None, ""
+    note("asking sglang for the report of its environment that maintainers want: it imports torch for that")
     try:
         version = state.server.facts.get("sglang_version")
         report = environment_report(None, version if isinstance(version, str) else None)

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from klbench.cli import options as opt
+from klbench.cli.completing import complete_sessions
 from klbench.errors import ExitCode, UsageError
 
 
 @click.command("open")
-@click.argument("session", metavar="[SESSION|BUNDLE]", required=False)
+@click.argument("session", metavar="[SESSION|BUNDLE]", required=False, shell_complete=complete_sessions)
 @click.option("--continue", "go_on", is_flag=True, help="Take up an interrupted run where it was.")
 @opt.json_option
 def open_(session: str | None, go_on: bool, json_place: str | None) -> int:
@@ -38,8 +39,8 @@ def sessions(ctx: click.Context, json_place: str | None) -> int:
 
 
 @sessions.command("prune")
-@click.argument("session", nargs=-1)
-@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Only sessions so old.")
+@click.argument("session", nargs=-1, shell_complete=complete_sessions)
+@click.option("--older-than", type=opt.FiniteRange(0), metavar="DAYS", help="Only sessions so old.")
 @click.option("--whole", is_flag=True, help="Remove whole sessions, not only their traces.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @opt.json_option
@@ -56,8 +57,8 @@ def prune(
 
 
 @click.command()
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=complete_sessions)
+@click.argument("after", shell_complete=complete_sessions)
 @click.option("--anyway", is_flag=True, help="Compare although settings of the server differ.")
 @opt.json_option
 def compare(before: str, after: str, anyway: bool, json_place: str | None) -> int:
@@ -71,7 +72,7 @@ def compare(before: str, after: str, anyway: bool, json_place: str | None) -> in
     from klbench.cli.failures import write_json
     from klbench.session import comparing
     from klbench.session.bundle import read_with_care
-    from klbench.session.link import read_state
+    from klbench.session.reading import read_state
 
     folders = [_readable(name) for name in (before, after)]
     with read_with_care(folders[0]), read_with_care(folders[1]):
@@ -82,11 +83,11 @@ def compare(before: str, after: str, anyway: bool, json_place: str | None) -> in
     if json_place != "-":
         for line in compare_table.lines(document):
             table.out(line)
-    return ExitCode.DIVERGED if document["differs"] else ExitCode.CONSISTENT
+    return comparing.exit_code(document)
 
 
 @click.command()
-@click.argument("session")
+@click.argument("session", shell_complete=complete_sessions)
 @click.option(
     "--format",
     "formats",
@@ -112,6 +113,8 @@ def report(
     """
     if output is not None and len(formats) + bundle != 1:
         raise UsageError("--output needs one --format, or --bundle", next="name one of them")
+    if str(output) == "-":
+        raise UsageError("a report does not go to standard output", next="--output /dev/stdout, or --json -")
     from klbench.cli import reporting
     from klbench.session.bundle import read_with_care
 

@@ -2,9 +2,9 @@
 
 The decode side is the warming and the generation arm; a row pairs with the scoring row of the same request
 and position. The proof: the token ids are equal, the positions are equal (they are the key), and the
-embedding put out the same bits. A decode step, a restored prefix, a chunk, rows in a mixed batch and rows
-computed again after a retraction are all just rows here. Rows that the scheduler computed past a request's
-end are left out.
+embedding put out the same bits (but for traces of the state alone, which hold no embedding). A decode step, a
+restored prefix, a chunk, rows in a mixed batch and rows computed again after a retraction are all just rows
+here. Rows that the scheduler computed past a request's end are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from klbench.core.comparison import ABSENT, Comparison, Pairs, Status, compare, is_embedding
-from klbench.core.trace import Arm, Direction, Trace
+from klbench.core.trace import STATE_ONLY, Arm, Direction, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +100,8 @@ def _refusal(trace: Trace, found: Alignment) -> str | None:
             f"at position {pairs.position[first]} the {Arm(int(pairs.arm[first])).name.lower()} arm consumed "
             f"token {ids[0]} and the scoring arm token {ids[1]}"
         )
+    if trace.backend == STATE_ONLY:
+        return None
     embedding = [
         column
         for number, operator in enumerate(trace.operators)

@@ -162,9 +162,11 @@ def _mend_first(highest: float, floor: NoiseFloor, server: Mapping[str, Any]) ->
     if server.get("deterministic") is False:
         return "start the server with deterministic inference: until then this is the noise of its batches"
     if not floor.zero:
-        arms = [name for name, arm in (("prefill", floor.prefill), ("decode", floor.decode)) if arm.differing]
-        named = " and ".join(arms) or "the generation"
-        return f"{named} does not repeat itself: a race, or batches that differ from run to run, comes first"
+        both = (("the scoring arm", floor.prefill), ("the generation arm", floor.decode))
+        named = " and ".join(name for name, arm in both if arm.differing) or "the generation arm"
+        return (
+            f"{named} gives other bits each time: a race, or batches that differ from run to run, comes first"
+        )
     if (reason := model_traits(server).floor) is not None:
         return f"{reason}: compare hits with match on the same server instead of with a number"
     if highest == 0.0:

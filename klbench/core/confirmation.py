@@ -7,7 +7,8 @@ A finding that is `probable` becomes `confirmed` only when all of this holds:
 - a repeat of the capture gave the same origin;
 - the evidence leaves a single kind;
 - a stateless operator, called again alone on its own rows, gives other bits with the row count of one arm
-  than with that of the other. A stateful one cannot be called again like that: its equal state stands for it.
+  than with that of the other; or the equal-M arm gives other bits with one row in both. A stateful one cannot
+  be called again like that: its equal state stands for it.
 
 Nothing is ever raised from `unknown`, and a latent finding is left as it is.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from klbench.core.census import OperatorReplay
 from klbench.core.findings import Evidence, Finding
+from klbench.core.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,49 @@ def may_be_confirmed(finding: Finding) -> bool:
 
 def wants_replay(finding: Finding) -> bool:
     """Whether it blames an operator that might be called again alone."""
+    if any(fact.code == "state_probe" for fact in finding.evidence):
+        # It names layers, and there is no operator to call again.
+        return False
     functions = finding.kind == "head" and finding.module in ("lm_head", "logprob")
     return (finding.kind == "operator" or functions) and not finding.latent
 
 
+def reads_state(finding: Finding) -> bool:
+    """Whether it blames the arithmetic of an operator that reads state: it cannot be called again alone."""
+    stateful = {"state_equal", "history_equal", "history_not_observed"}
+    return finding.kind == "operator" and any(fact.code in stateful for fact in finding.evidence)
+
+
+def wants_equal_m(finding: Finding) -> bool:
+    """Whether the equal-M arm says more: it reads state, or called again alone its row count does not matter.
+
+    The operators of the head have no row in a one-token extend that a decode step has, too.
+    """
+    if finding.latent or finding.kind != "operator":
+        return False
+    return reads_state(finding) or any(fact.code == "replay_invariant" for fact in finding.evidence)
+
+
+def wants_row_counts(finding: Finding) -> bool:
+    """Whether forwards of other row counts say more: there is no operator to call again alone, and no
+    recomputation has told rounding from another function."""
+    if finding.latent or len(finding.kinds) != 1:
+        return False
+    judged = [fact.values.get("verdict") for fact in finding.evidence if fact.code == "attention_reference"]
+    return finding.kind == "gap" or (reads_state(finding) and set(judged) <= {"unknown"})
+
+
+def equal_m(finding: Finding) -> str | None:
+    """The outcome of the equal-M arm, None where it was not made."""
+    found = (fact.values.get("outcome") for fact in finding.evidence if fact.code == "equal_m")
+    return next((str(outcome) for outcome in found), None)
+
+
 def arm_rows(finding: Finding) -> tuple[int, ...]:
     """How many rows shared the operator's call in each of the two arms, as far as the evidence says."""
+    if finding.kind == "head":
+        # The head's calls hold the rows that need logits, not those of the forward.
+        return ()
     for fact in finding.evidence:
         rows = fact.values.get("batch_rows")
         if fact.code == "origin" and isinstance(rows, list):
@@ -107,7 +146,7 @@ def _replayed(finding: Finding, replayed: OperatorReplay) -> Evidence:
         f"others from {replayed.first_changed} rows on"
     )
     if replayed.damage is not None:
-        text += f", by at most {replayed.damage.ulp_max} ulps"
+        text += f", by at most {counted(replayed.damage.ulp_max, 'ulp')}"
     return Evidence("replay_changes", text + ".", values)
 
 
@@ -133,7 +172,7 @@ def confirmed(finding: Finding, experiment: Experiment, replayed: OperatorReplay
         text = (
             "Confirmed: it shows again under capture, which changed none of "
             f"{experiment.compared_logprobs} logprobs, in the same batches; a second capture gave the same "
-            "origin" + ("; the operator alone shows it too." if finding.replay_m is not None else ".")
+            f"origin{_shown_alone(finding)}."
         )
         fact = Evidence("confirmed", text, {"compared_logprobs": experiment.compared_logprobs})
         return dataclasses.replace(finding, grade="confirmed", evidence=(*finding.evidence, fact))
@@ -143,6 +182,14 @@ def confirmed(finding: Finding, experiment: Experiment, replayed: OperatorReplay
         {"missing": [code for code, _ in missing]},
     )
     return dataclasses.replace(finding, evidence=(*finding.evidence, fact))
+
+
+def _shown_alone(finding: Finding) -> str:
+    if finding.replay_m is not None:
+        return "; the operator alone shows it too"
+    if any(fact.values.get("outcome") == "changes" for fact in finding.evidence if fact.code == "row_counts"):
+        return "; forwards that differ in their row count alone show it too"
+    return "; it shows with one row in both forwards, too" if equal_m(finding) == "differs" else ""
 
 
 def _missing(
@@ -173,7 +220,13 @@ def _replay_missing(finding: Finding, replayed: OperatorReplay | None) -> list[t
         return []
     if not replayed.answered:
         return [("not_replayed", "the operator could not be called again alone")]
+    if finding.module == "logprob":
+        # Two functions compute it, one in each arm: called again, one of them cannot show what differs.
+        return []
     differ = arms_differ(finding, replayed)
+    if equal_m(finding) == "differs":
+        # It needs neither other rows nor more of them: what it is told beside its inputs decides.
+        return []
     if differ is False or (differ is None and replayed.first_changed is None):
         return [("replay", "the operator alone gives the same bits with the row counts of both arms")]
     return []

@@ -19,7 +19,7 @@ from typing import Any
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.core.exercised import what_was_exercised
-from klbench.core.experiments import NOT_POSSIBLE
+from klbench.core.experiments import DIFFERS, MOVED, NOT_POSSIBLE, SAME, VANISHED
 from klbench.core.explanations import explain
 from klbench.core.hypotheses import Hypothesis, conditions_of, next_step, rank
 from klbench.core.kl import HelperSummary, summarise
@@ -27,6 +27,7 @@ from klbench.core.scene import Scene, make_scene
 from klbench.core.settled import settle
 from klbench.core.signature import PathReading, Signature, read_signature
 from klbench.core.statistics import sample_warning
+from klbench.core.text import counted
 
 _SHOWN_STEPS = 3
 """A verdict proposes so many deciding experiments at most; each hypothesis names its own."""
@@ -99,7 +100,7 @@ def diagnose(
     if first is None:
         _without_divergence(verdict, results)
     else:
-        scene = make_scene(signatures, summaries, server)
+        scene = make_scene(signatures, summaries, server, _retracted(results))
         made = {str(outcome.get("name")) for outcome in experiments}
         ranked = rank(settle(explain(scene), scene, findings, experiments))
         _with_divergence(verdict, scene, ranked, made)
@@ -124,12 +125,29 @@ def diagnose(
         if shown or outcome.get("outcome") == NOT_POSSIBLE:
             continue
         verdict.because(f"experiment_{name}", str(outcome.get("text") or ""), outcome=outcome.get("outcome"))
-    for item in what_was_exercised(columns, server):
+    for item in what_was_exercised(columns, server, graphs_tried=_graphs_tried(experiments)):
         verdict.because(item.code, item.text, **item.values)
-        if item.advice is not None:
+        # With a divergence at hand, graphs are the next question only where capture loses it.
+        if item.advice is not None and (first is None or item.code != "no_graphs"):
             verdict.then(item.code, item.advice, **item.values)
     _sample_size(verdict, results, columns)
     return verdict.as_dict()
+
+
+def _graphs_tried(experiments: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the helper of an experiment was compared with CUDA graphs on and off."""
+    compared = (SAME, DIFFERS, VANISHED, MOVED)
+    return any(made.get("name") == "graphs" and made.get("outcome") in compared for made in experiments)
+
+
+def _retracted(results: Mapping[HelperName, Mapping[str, Any]]) -> dict[HelperName, list[int]]:
+    """The requests of each helper that its result says were retracted; results may come from elsewhere."""
+    found = {helper: result.get("retracted") for helper, result in results.items()}
+    return {
+        helper: [request for request in requests if isinstance(request, int)]
+        for helper, requests in found.items()
+        if isinstance(requests, list)
+    }
 
 
 def _without_divergence(verdict: _Verdict, results: Mapping[HelperName, Mapping[str, Any]]) -> None:
@@ -193,11 +211,17 @@ def _with_divergence(
             "when cold requests are clean",
             **scene.counts,
         )
+    # What is confirmed needs no experiment; beside it only another condition that is probable, too, is asked.
+    settled = set(verdict.conditions) if verdict.grade == "confirmed" else set()
     steps: list[str] = []
     for hypothesis in ranked:
         if hypothesis.grade == "confirmed":
             continue
+        if settled and (hypothesis.grade != "probable" or settled.issuperset(hypothesis.conditions)):
+            continue
         worth = hypothesis.grade == "probable" or bool(hypothesis.speaks_for) or hypothesis.weight >= 30
+        # No run alone shows that it would repeat itself: what is not confirmed may be a race.
+        worth = worth or hypothesis.code == "race"
         known = hypothesis.next in ("locate", *steps, *made)
         if worth and not known:
             steps.append(hypothesis.next)
@@ -248,10 +272,8 @@ def _helper_lines(verdict: _Verdict, results: Mapping[HelperName, Mapping[str, A
         tokens, hits = result.get("tokens") or 0, result.get("hits")
         said = f"{helper}: {result.get('status')}"
         if tokens:
-            said += (
-                f", {result.get('divergent_tokens')} of {tokens} tokens differ, hits "
-                f"{hits}/{result.get('requests')}"
-            )
+            differ = counted(tokens, "token differs", "tokens differ")
+            said += f", {result.get('divergent_tokens')} of {differ}, hits {hits}/{result.get('requests')}"
         if result.get("reason"):
             said += f" ({result['reason']})"
         verdict.because(
@@ -294,11 +316,12 @@ def _where(verdict: _Verdict, helper: str, whole: PathReading) -> None:
     readings = whole.readings
     assert readings is not None
     said = (
-        f"{helper}: {whole.dirty} requests, first divergence at offset {_span(readings.offset)}, position "
-        f"{_span(readings.position)}"
+        f"{helper}: {counted(whole.dirty, 'request')}, first divergence at offset "
+        f"{_span(readings.offset)}, position {_span(readings.position)}"
     )
     if readings.from_cached is not None:
-        said += f", {_span(readings.from_cached)} tokens after the cached prefix"
+        tokens = "token" if readings.from_cached == (1, 1) else "tokens"
+        said += f", {_span(readings.from_cached)} {tokens} after the cached prefix"
     verdict.because(
         "where",
         f"{said}; {whole.contiguous_fraction:.0%} of the tokens from there on differ ({whole.shape}), median "
@@ -323,8 +346,8 @@ def _about_prompts(verdict: _Verdict, signature: Signature) -> None:
     if signature.helper == "match" and hits:
         verdict.because(
             "match_hits",
-            f"match: {hits} requests restored a prefix, because {sharing.sharing} prompts share one of up to "
-            f"{sharing.longest} tokens with another: judge them as hits",
+            f"match: {counted(hits, 'request')} restored a prefix, because {sharing.sharing} prompts share "
+            f"one of up to {sharing.longest} tokens with another: judge them as hits",
             hits=hits,
             sharing=sharing.sharing,
             longest=sharing.longest,
@@ -332,9 +355,8 @@ def _about_prompts(verdict: _Verdict, signature: Signature) -> None:
     if signature.scoring_hits:
         verdict.because(
             "scoring_not_cold",
-            f"{signature.helper}: {signature.scoring_hits} requests restored a prefix in the scoring arm, "
-            "too: "
-            "what both arms restored alike cannot differ",
+            f"{signature.helper}: {counted(signature.scoring_hits, 'request')} restored a prefix in the "
+            "scoring arm, too: what both arms restored alike cannot differ",
             helper=signature.helper,
             requests=signature.scoring_hits,
         )

@@ -1,4 +1,4 @@
-"""What a run puts to the test at all: cache hits, batches, the model's window, chunks, pages and checkpoints.
+"""What a run puts to the test at all: hits, batches, CUDA graphs, the model's window, chunks, checkpoints.
 
     what_will_be_exercised([268, 301, ...], server, max_new_tokens=128)     # before a run
     what_was_exercised(columns, server)                                     # after it
@@ -40,9 +40,12 @@ class _Lengths:
 
 
 def what_was_exercised(
-    columns: Mapping[HelperName, HelperColumns], server: Mapping[str, Any]
+    columns: Mapping[HelperName, HelperColumns], server: Mapping[str, Any], *, graphs_tried: bool = False
 ) -> list[Exercised]:
-    """What the run's requests reached, from their lengths, their hits and the server's settings."""
+    """What the run's requests reached, from their lengths, their hits and the server's settings.
+
+    `graphs_tried`: whether the experiment that switches CUDA graphs was made.
+    """
     parts = [columns[helper] for helper in HELPERS if helper in columns and len(columns[helper].token_id)]
     if not parts:
         return []
@@ -56,7 +59,7 @@ def what_was_exercised(
     found = _of_lengths(lengths, server, "was")
     found += [_hits(part, kept) for part, kept in zip(parts, compared, strict=True)]
     found += _batches(max(int(np.count_nonzero(kept)) for kept in compared), "was")
-    return found
+    return found + _graphs(server, "was", tried=graphs_tried)
 
 
 def what_will_be_exercised(
@@ -68,6 +71,7 @@ def what_will_be_exercised(
     prompt = np.array(prompt_lengths, dtype=np.int64)
     found = _of_lengths(_Lengths(prompt, prompt + max_new_tokens), server, "will be")
     found += _batches(len(prompt_lengths), "will be")
+    found += _graphs(server, "will be")
     if server.get("radix_cache") is False:
         found.append(
             Exercised(
@@ -213,5 +217,24 @@ def _batches(requests: int, tense: str) -> list[Exercised]:
             f"one request decodes alone, with one row: that others share its forward {tense} not tested",
             {"requests": requests},
             "use more requests: --samples 32",
+        )
+    ]
+
+
+def _graphs(server: Mapping[str, Any], tense: str, *, tried: bool = False) -> list[Exercised]:
+    """A CPU replays no graphs, so nothing is missed there; a server may not say whether it does."""
+    if server.get("cuda_graphs") is not False or server.get("device") in (None, "cpu"):
+        return []
+    values = {"cuda_graphs": False, "experiment": tried}
+    if tried:
+        text = "CUDA graphs are off except in the experiment graphs: only its helper was tested with them"
+        return [Exercised("no_graphs", text, values)]
+    return [
+        Exercised(
+            "no_graphs",
+            f"CUDA graphs are off: a divergence that lives only in their replay {tense} not tested",
+            values,
+            "measure with CUDA graphs on: the experiment graphs, or --no-ready-to-capture and no flag of "
+            "sglang's that switches them off",
         )
     ]

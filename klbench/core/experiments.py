@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klbench.core.model_traits import model_traits
+from klbench.core.text import counted
 
 PAGE_SIZES = (1, 16, 64)
 REPEATS = 5
@@ -24,6 +25,8 @@ RELAUNCH_ASKS_S = 60.0
 
 SAME, DIFFERS, VANISHED, MOVED = "same_bits", "differs", "vanished", "moved"
 NOT_POSSIBLE, NO_EFFECT, NOT_COMPARABLE = "not_possible", "no_effect", "not_comparable"
+PREDICTED, PARTLY, REFUTED = "predicted", "partly", "refuted"
+"""Of an experiment that predicts before it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ CATALOGUE: dict[str, Experiment] = {
                 "arithmetic "
                 "that depends on the number of rows",
                 DIFFERS: "with equal row counts they still differ, so it is no rounding by the number of "
-                "rows: decode and extend do not compute the same function, or the prefix that the extend "
-                "restored is wrong",
+                "rows: decode and extend do not compute the same function, their kernels split the keys "
+                "otherwise, or the prefix that the extend restored is wrong",
             },
         ),
         Experiment(
@@ -82,10 +85,21 @@ CATALOGUE: dict[str, Experiment] = {
             "do hits still diverge when the extend behind the restored prefix has many rows?",
             {
                 DIFFERS: "a restored prefix diverges also under a wide extend: the restored state is wrong",
-                VANISHED: "with many rows the hits are clean: arithmetic of extends of few rows, not the "
-                "restore, "
-                "unless only the end of a longer prefix is restored wrongly",
+                VANISHED: "with many rows behind the same prefix the hits are clean: arithmetic of extends "
+                "of few rows, not the restore",
             },
+        ),
+        Experiment(
+            "pad",
+            "all prompts padded to a residue, and to another",
+            "does the residue decide which requests diverge?",
+            {
+                PREDICTED: "what diverges follows the residue: something is counted in blocks of that size",
+                PARTLY: "the residue has a part in it, or only goes with what decides",
+                REFUTED: "the residue does not decide: it went with the requests by accident",
+                NOT_COMPARABLE: "no prompt could be padded to these residues",
+            },
+            passes=2,
         ),
         Experiment(
             "page_size",
@@ -120,7 +134,8 @@ CATALOGUE: dict[str, Experiment] = {
             "does the replay of CUDA graphs have a part in it?",
             {
                 SAME: "bit-identical with and without graphs: capture will see the divergence",
-                VANISHED: "it lives only with graphs on, where no hook sees it: use the state probe",
+                VANISHED: "graphs decide whether it shows; what lives only with them is seen by no hook: "
+                "use the state probe",
                 MOVED: "other requests diverge: graphs have a part in it",
             },
             relaunches=True,
@@ -184,13 +199,46 @@ class Configuration:
     expect: Mapping[str, Any] = field(default_factory=dict)
     remove: tuple[str, ...] = ()
     """Options of the user's own arguments that would contradict the flags."""
+    label: str = ""
+    """What it is called, where its flags do not say it."""
 
     @property
     def name(self) -> str:
-        return " ".join(self.flags) or ("without " + " ".join(self.remove) if self.remove else "as it is")
+        return (
+            self.label
+            or " ".join(self.flags)
+            or ("without " + " ".join(self.remove) if self.remove else "as it is")
+        )
 
 
 AS_IT_IS = Configuration()
+_GRAPHS_OFF = "--disable-cuda-graph"
+GRAPHS_ON = Configuration(
+    (),
+    {"cuda_graphs": True},
+    (
+        _GRAPHS_OFF,
+        "--disable-prefill-cuda-graph",
+        "--disable-decode-cuda-graph",
+        "--disable-piecewise-cuda-graph",
+        "--cuda-graph-backend-prefill",
+        "--cuda-graph-backend-decode",
+    ),
+    label="CUDA graphs on",
+)
+"""CUDA graphs as sglang has them by itself: no flag that switches a kind of them off."""
+
+
+def configured_arguments(arguments: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
+    """The user's sglang arguments as this configuration wants them."""
+    kept: list[str] = []
+    keep = True
+    for argument in arguments:
+        if argument.startswith("--"):
+            keep = argument.partition("=")[0] not in configuration.remove
+        if keep:
+            kept.append(argument)
+    return (*kept, *configuration.flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +260,8 @@ class Plan:
     """Starts of a server beyond the one that runs."""
     estimate_s: float | None
     """None where a launch or a pass was never measured."""
+    predictions: Mapping[str, str] = field(default_factory=dict)
+    """What an experiment that predicts expects to see: name -> prediction."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -224,9 +274,15 @@ class Plan:
                 for step in self.steps
             ],
             "impossible": dict(self.impossible),
+            "predictions": dict(self.predictions),
             "launches": self.launches,
             "estimate_s": self.estimate_s,
         }
+
+
+def base_name(name: str) -> str:
+    """The experiment of a name with a parameter: `pad` of `pad:cached_tokens%8=3`."""
+    return name.partition(":")[0]
 
 
 def why_not(name: str, server: Mapping[str, Any], helper: str | None = None) -> str | None:
@@ -247,15 +303,42 @@ def why_not(name: str, server: Mapping[str, Any], helper: str | None = None) -> 
         return "a CPU server replays no CUDA graphs: there is nothing to switch"
     if name == "tp" and server.get("device") == "cpu":
         return "a CPU server has one rank; tensor parallelism needs several GPUs"
-    if name == "checkpoint_strategy" and not model_traits(server).state:
-        return "the model has no conv or SSM state that would be kept in checkpoints"
+    if (reason := _state_forbids(name, server)) is not None:
+        return reason
     if name == "kv_dtype" and not quantised_kv(server):
         return "the K/V cache is not quantised"
     if name == "overlap" and server.get("overlap") is None:
         return "the server does not say whether its scheduler overlaps"
-    if name == "checkpoint_strategy" and server.get("mamba_radix_cache_strategy") is None:
-        return "the server does not say which strategy it uses"
     return None
+
+
+def _state_forbids(name: str, server: Mapping[str, Any]) -> str | None:
+    """Why a recurrent model's state, or its absence, rules the experiment out (sglang's mamba_hook.py)."""
+    state, strategy = model_traits(server).state, server.get("mamba_radix_cache_strategy")
+    if strategy == "auto":
+        # What it resolved to is not said; a CPU takes no snapshots.
+        strategy = "no_buffer" if server.get("device") == "cpu" else None
+    if name == "checkpoint_strategy":
+        if not state:
+            return "the model has no conv or SSM state to keep in checkpoints"
+        if server.get("device") == "cpu":
+            return "sglang takes snapshots of conv and SSM state (extra_buffer) on accelerators only"
+        if strategy is None:
+            return "the server does not say which strategy it uses"
+        if (page := server.get("page_size") or 1) > 1 and _has_snapshots(strategy):
+            return f"without snapshots (no_buffer) the page size must be 1, and it is {page}"
+        return None
+    if not state or server.get("radix_cache") is False or strategy is None or _has_snapshots(strategy):
+        return None
+    if name == "page_size":
+        return "without snapshots (no_buffer) conv and SSM state is kept at page size 1 only"
+    if name == "overlap" and server.get("overlap") is False:
+        return "without snapshots (no_buffer) conv and SSM state is kept without the overlap scheduler only"
+    return None
+
+
+def _has_snapshots(strategy: object) -> bool:
+    return str(strategy).startswith("extra_buffer")
 
 
 def quantised_kv(server: Mapping[str, Any]) -> bool:
@@ -278,10 +361,10 @@ def configurations(name: str, server: Mapping[str, Any]) -> tuple[Configuration,
                 return (Configuration((flag,), {"overlap": False}),)
             return (Configuration((), {"overlap": True}, (flag,)),)
         case "graphs":
-            flag = "--disable-cuda-graph"
             if server.get("cuda_graphs"):
-                return (Configuration((flag,), {"cuda_graphs": False}),)
-            return (Configuration((), {"cuda_graphs": True}, (flag,)),)
+                backends = ("--cuda-graph-backend-prefill", "--cuda-graph-backend-decode")
+                return (Configuration((_GRAPHS_OFF,), {"cuda_graphs": False}, backends),)
+            return (GRAPHS_ON,)
         case "chunk_size":
             size = 128 if (server.get("chunked_prefill_size") or 0) != 128 else 512
             flag = "--chunked-prefill-size"
@@ -294,9 +377,11 @@ def configurations(name: str, server: Mapping[str, Any]) -> tuple[Configuration,
             flags = ("--tp-size", str(size))
             return (Configuration(flags, {"tp_size": size}, ("--tp", "--tp-size", "--tensor-parallel-size")),)
         case "checkpoint_strategy":
-            extra = str(server.get("mamba_radix_cache_strategy")).startswith("extra_buffer")
-            other, flag = "no_buffer" if extra else "extra_buffer", "--mamba-radix-cache-strategy"
-            return (Configuration((flag, other), {"mamba_radix_cache_strategy": other}, (flag,)),)
+            snapshots = _has_snapshots(server.get("mamba_radix_cache_strategy"))
+            other, flag = "no_buffer" if snapshots else "extra_buffer", "--mamba-radix-cache-strategy"
+            # sglang refuses no_buffer with the overlap scheduler.
+            flags = (flag, other, *(("--disable-overlap-schedule",) if snapshots else ()))
+            return (Configuration(flags, {"mamba_radix_cache_strategy": other}, (flag,)),)
     return ()
 
 
@@ -307,12 +392,15 @@ def make_plan(
     helper: str | None = None,
     launch_s: float | None = None,
     pass_s: float | None = None,
+    ruled_out: Mapping[str, str] | None = None,
 ) -> Plan:
     """The passes for some experiments, so that each configuration is started once.
 
     What the server as it is can do comes first; the original configuration is not started again afterwards.
+    `ruled_out` are experiments that are impossible for a reason that the server's facts do not tell.
     """
     impossible = {name: reason for name in names if (reason := why_not(name, server, helper)) is not None}
+    impossible |= {name: reason for name, reason in (ruled_out or {}).items() if name not in impossible}
     steps: list[Step] = []
     grouped: dict[str, list[Step]] = {}
     for name in names:
@@ -341,7 +429,7 @@ def cost(name: str, server: Mapping[str, Any]) -> dict[str, int]:
 def cost_words(costs: Mapping[str, int]) -> str:
     """That in words."""
     launches, passes = costs["launches"], costs["passes"]
-    runs = f"{passes} {'run' if passes == 1 else 'runs'} of the helper"
+    runs = f"{counted(passes, 'run')} of the helper"
     if not launches:
         return f"{runs}, no relaunch"
     return f"{runs}, {launches} {'relaunch' if launches == 1 else 'relaunches'}"

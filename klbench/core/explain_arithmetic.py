@@ -17,6 +17,7 @@ from klbench.core.scene import (
     is_small,
     size_fact,
 )
+from klbench.core.text import counted
 
 
 def not_deterministic(scene: Scene) -> Hypothesis | None:
@@ -75,9 +76,8 @@ def row_count(scene: Scene) -> Hypothesis | None:
             speaks_for.append(
                 Fact(
                     "prefill_differs_too",
-                    f"in {cold.before_decode} cold requests the first generated token differs, which a "
-                    "prefill computes "
-                    "in both arms: nothing of decode is needed for it",
+                    f"in {counted(cold.before_decode, 'cold request')} the first generated token differs, "
+                    "which a prefill computes in both arms: nothing of decode is needed for it",
                     {"requests": cold.before_decode},
                 )
             )

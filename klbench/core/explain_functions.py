@@ -18,6 +18,7 @@ from klbench.core.scene import (
     size_fact,
     splits_of,
 )
+from klbench.core.text import counted
 
 
 def not_numbers(scene: Scene) -> Hypothesis | None:
@@ -25,7 +26,8 @@ def not_numbers(scene: Scene) -> Hypothesis | None:
     tokens = sum(signature.nan_tokens for signature in scene.signatures)
     if not tokens:
         return None
-    fact = Fact("nan", f"{tokens} tokens have a logprob that is no finite number", {"tokens": tokens})
+    have = counted(tokens, "token has", "tokens have")
+    fact = Fact("nan", f"{have} a logprob that is no finite number", {"tokens": tokens})
     text = (
         "rows that were never written, padding that is multiplied instead of masked, or an overflow: a "
         "logprob is "
@@ -290,3 +292,20 @@ def race(scene: Scene) -> Hypothesis | None:
         return None
     text = "a race: what is read depends on when it was written"
     return Hypothesis("race", text, conditions, "unknown", weight, tuple(speaks_for), (), "repeats")
+
+
+def retraction(scene: Scene) -> Hypothesis | None:
+    """Each divergent request was retracted: its state was given up and computed again."""
+    dirty = sum(part.dirty for part in scene.dirty)
+    if not dirty or scene.retracted < dirty:
+        return None
+    each = "the divergent request" if dirty == 1 else f"each of the {dirty} divergent requests"
+    fact = Fact(
+        "retracted",
+        f"{each} was retracted and computed again: the state it had is stale if anything of it is left, and "
+        "the prefill that replaces it rounds as prefills do",
+        {"requests": dirty},
+    )
+    text = "what a retraction leaves or computes again is not what decode had made"
+    conditions = (BATCH_INVARIANCE, DIFFERENT_FUNCTION)
+    return Hypothesis("retraction", text, conditions, "unknown", 85, (fact,), (), "pool")

@@ -19,6 +19,7 @@ from klbench.core.scene import (
     span,
     splits_of,
 )
+from klbench.core.text import counted
 
 _MUCH_LARGER = 30.0
 """Hits that differ this many times more than cold requests are not explained by what cold requests show."""
@@ -69,9 +70,8 @@ def wrong_restore(scene: Scene) -> Hypothesis | None:
         speaks_for.append(
             Fact(
                 "before_decode",
-                f"in {hit.before_decode} hits the first generated token, which an extend computes, "
-                "already differs: "
-                "something was wrong before decode began",
+                f"in {counted(hit.before_decode, 'hit')} the first generated token, which an extend "
+                "computes, already differs: something was wrong before decode began",
                 {"requests": hit.before_decode},
             )
         )
@@ -137,12 +137,12 @@ def few_row_extend(scene: Scene) -> Hypothesis | None:
     split = _few_row_split(scene)
     if rows[0] > _FEW_ROWS and split is None:
         return None
+    extend = "1 row" if rows == (1, 1) else f"{span(rows)} rows"
     speaks_for = [
         Fact(
             "few_rows",
-            f"hits extend their prefix by {span(rows)} rows, and extends of so few rows exist on hits "
-            "only: arithmetic "
-            "that depends on the number of rows would look the same",
+            f"hits extend their prefix by {extend}, and extends of so few rows exist on hits only: "
+            "arithmetic that depends on the number of rows would look the same",
             {"extend_rows": list(rows)},
         )
     ]

@@ -75,6 +75,26 @@ class Finding:
         }
 
 
+def not_aligned(*, request: int, rank: int, reason: str | None) -> Finding:
+    """The finding of a rank whose rows could not be paired."""
+    return Finding(
+        kinds=("not_aligned",),
+        module="",
+        call=0,
+        operator=-1,
+        layer=None,
+        request=request,
+        arm="generation",
+        rank=rank,
+        phase="",
+        first_position=-1,
+        count=0,
+        grade="unknown",
+        latent=False,
+        evidence=(Evidence("not_aligned", reason or "the rows could not be paired", {}),),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Masked:
     """An operator that never saw equal inputs in a phase: a fault in it could not have been seen there."""

@@ -8,166 +8,25 @@
     ▸ settle condition 1: does any operator depend on the batch?
 
 Steps follow the evidence and not the clock: any of them can be skipped, and a step is done when its question
-has an answer, whoever gave it. The text is data: the workbench's panel and `klbench guide` show the same.
+has an answer, whoever gave it. The text is data (guide_text.py): the workbench's panel and `klbench guide`
+show the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from klbench.core.experiments import CATALOGUE
+from klbench.core.guide_text import GLOSSARY, STEPS, Step
 from klbench.core.hypotheses import BATCH_INVARIANCE, DIFFERENT_FUNCTION
 
-State = Literal["done", "now", "open", "not_needed"]
-_MARKS: dict[State, str] = {"done": "✓", "now": "▸", "open": "·", "not_needed": "–"}
+__all__ = ["GLOSSARY", "STEPS", "GuideFacts", "Step", "StepState", "terms_in", "where_we_are"]
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step: `question` it answers, `why` it matters, `how` it is done; `key` in the workbench, `command`
-    without it."""
-
-    code: str
-    title: str
-    question: str
-    why: str
-    how: str
-    key: str
-    command: str
-
-
-STEPS: tuple[Step, ...] = (
-    Step(
-        "server",
-        "a deterministic server, read back",
-        "Does the server run as it was asked to?",
-        "Without deterministic inference every operator may round differently with every batch, and that "
-        "noise "
-        "hides all else. Flags can be ignored, overruled or switch each other off: believe what the "
-        "server says "
-        "of itself, not what was typed.",
-        "Start it with --enable-deterministic-inference (klbench does) and look at what is in force: "
-        "attention "
-        "backend, radix cache, page size, K/V dtype.",
-        "@",
-        "klbench run --launch MODEL_PATH",
-    ),
-    Step(
-        "helpers",
-        "the three helpers, as CI runs them",
-        "Which requests differ, and by how much?",
-        "match compares decode with a cold prefill; the two cache helpers compare generation behind a "
-        "restored "
-        "prefix with a cold prefill. A helper that could not run, or hit nothing, has passed nothing. The "
-        "mean "
-        "hides the tail: look at the maximum and at how many tokens differ at all.",
-        "Run 32 requests of 512 tokens. Fewer may miss a rare divergence.",
-        "r",
-        "klbench run --launch MODEL_PATH --json result.json",
-    ),
-    Step(
-        "condition_1",
-        "settle condition 1: batch invariance",
-        "Does a token's result depend on which other tokens share its forward?",
-        "It is settled first because its noise hides condition 2. Cold requests that differ show it, but "
-        "so does a "
-        "window that is off by one: small differences from the first decoded token speak for rounding, a "
-        "constant "
-        "position for a tile, a constant offset for something that decode does after so many steps.",
-        "Look at the residues and at the first divergence: absolute, from the prompt's end, from the cached "
-        "tokens. Census calls each operator alone with other row counts; the equal-M experiment compares "
-        "decode "
-        "and a one-token extend with the same rows.",
-        "v",
-        "klbench census --launch MODEL_PATH",
-    ),
-    Step(
-        "condition_2",
-        "settle condition 2: the same function",
-        "Do decode, prefill and a restored prefix compute the same function of the same state?",
-        "With cold requests clean, a divergence of hits alone points at what was restored. But extends of "
-        "few rows "
-        "exist on hits only, so arithmetic of few rows looks the same until the restore is tried with a wide "
-        "extend.",
-        "Judge by each request's cached tokens, not by the helper's name. Try the same restore with "
-        "a wide extend, and other page sizes; predict a residue and pad the prompts to it.",
-        "v",
-        "klbench experiment wide_restore --launch MODEL_PATH",
-    ),
-    Step(
-        "locate",
-        "locate the origin",
-        "At which operator and position is the divergence born?",
-        "The first difference in layer order is not the origin: an operator that reads K/V of earlier rows "
-        "inherits theirs. The origin is where every input and the state read are equal and the output "
-        "differs.",
-        "Capture repeats the same batch with digests of every row, pairs rows by position and proves it, "
-        "and names "
-        "the operator.",
-        "o",
-        "klbench locate --launch MODEL_PATH",
-    ),
-    Step(
-        "confirm",
-        "confirm it",
-        "Does it hold when it is tried to be refuted?",
-        "A finding is only probable until the divergence shows under capture settings, capture changes no "
-        "logprob, "
-        "and a repeat gives the same origin. Repeats with equal bits exclude a race up to a rate; other "
-        "bits in "
-        "equal batches prove one.",
-        "Repeat the run; replay the operator alone with other row counts; change what should not matter "
-        "(overlap, "
-        "graphs, page size) and compare bits.",
-        "o",
-        "klbench experiment repeats --launch MODEL_PATH",
-    ),
-    Step(
-        "report",
-        "report it",
-        "Can somebody else see it?",
-        "An answer must leave the terminal with its evidence, what was not checked, and the commands that "
-        "repeat "
-        "it.",
-        "Write the report; after a mend run the same prompts again: a large fault may have hidden a "
-        "smaller one.",
-        "e",
-        "klbench report SESSION",
-    ),
-)
-
-GLOSSARY: dict[str, str] = {
-    "arm": "one pass over the prompts: warming fills the cache, generation generates, scoring scores the "
-    "same "
-    "tokens in a cold prefill",
-    "batch invariance": "a token's result does not depend on how many tokens share its forward, nor on which",
-    "bit-equal": "the same float32 bits; two logprobs that print alike may still differ",
-    "cached tokens": "how many tokens of a request's prompt came from the radix cache instead of a forward",
-    "cold": "a request that restored nothing before it generated",
-    "divergence": "a token whose two logprobs are not bit-equal",
-    "equal-M": "the same token computed as decode and as a one-token extend, with as many rows in both",
-    "extend": "the forward that computes the part of a prompt that was not cached",
-    "finding": "an origin with its evidence and grade: confirmed, probable or unknown",
-    "floor": "the divergence that remains where prefill and decode are two algorithms; not every model "
-    "can reach "
-    "zero",
-    "hit": "a request that restored a cached prefix",
-    "k3": "exp(r) - 1 - r with r = prefill logprob - decode logprob of the sampled token: an estimate of "
-    "the KL divergence, in nats",
-    "M": "how many rows share one call of an operator",
-    "nats": "units of a logarithm to the base e; 1e-9 nats is sglang's gate",
-    "offset": "index of a token among the generated ones",
-    "origin": "the operator and position where every input and the state read are equal and the output "
-    "differs",
-    "position": "index of a token in prompt and output together; the row before it scores it",
-    "race": "what is read depends on when it was written: equal batches give other bits",
-    "residue": "what is left of a length or position divided by a page, chunk, window or tile: the "
-    "strongest clue",
-    "restore": "taking a prefix's K/V or state from the cache instead of computing it",
-    "sliding window": "a layer reads only so many keys back; its edge is a place for faults of one",
-    "tile": "keys are summed in blocks of 64 to 256; another block size is another rounding",
-}
+State = Literal["done", "now", "open", "not_needed", "skipped"]
+_MARKS: dict[State, str] = {"done": "✓", "now": "▸", "open": "·", "not_needed": "–", "skipped": "»"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,23 +39,36 @@ class GuideFacts:
     located: bool = False
     experiments: Sequence[Mapping[str, Any]] = ()
     reported: bool = False
+    skipped: Collection[str] = ()
+    """Codes of steps that the user passed over."""
+    doing: str = ""
+    """The kind of the job in progress: what a step asks for may be under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """How a step stands and what it taught."""
+    """How a step stands, what it taught, and what to do about it: `todo` with the workbench's `key`, and the
+    `way` there where pressing that key would not do."""
 
     step: Step
     state: State
     learned: str = ""
+    todo: str = ""
+    key: str = ""
+    way: str = ""
 
     @property
     def mark(self) -> str:
         return _MARKS[self.state]
 
+    @property
+    def command(self) -> str:
+        """What does it without the workbench: the step's own command, or the capture that settles it."""
+        return next((step.command for step in STEPS if self.key == step.key == "o"), self.step.command)
+
 
 def where_we_are(facts: GuideFacts) -> tuple[StepState, ...]:
-    """Every step with its state; exactly one is `now` unless all are done."""
+    """Every step with its state; exactly one is `now` unless all are done or passed over."""
     answers = {
         "server": _server(facts),
         "helpers": _helpers(facts),
@@ -210,13 +82,75 @@ def where_we_are(facts: GuideFacts) -> tuple[StepState, ...]:
     reached = False
     for step in STEPS:
         state, learned = answers[step.code]
+        if state == "open" and step.code in facts.skipped:
+            state = "skipped"
         if state == "open" and not reached:
             reached, state = True, "now"
-        states.append(StepState(step, state, learned))
+        todo, key = _todo(step, facts)
+        states.append(StepState(step, state, learned, todo, key))
     return tuple(states)
 
 
+def terms_in(text: str) -> dict[str, str]:
+    """The words of the glossary that occur in `text`, with their meanings, longest words first."""
+    found: dict[str, str] = {}
+    rest = text
+    for word in sorted(GLOSSARY, key=len, reverse=True):
+        pattern = re.compile(rf"(?<!\w){re.escape(word)}s?(?!\w)", 0 if word == "M" else re.IGNORECASE)
+        if pattern.search(rest):
+            found[word] = GLOSSARY[word]
+            # "wide extend" is not "extend".
+            rest = pattern.sub(" ", rest)
+    return found
+
+
 _Answer = tuple[State, str]
+_UNDER_WAY: dict[str, tuple[str, str, str]] = {
+    "launch": ("server", "wait: the server starts, its log tells how far it is", "l"),
+    "relaunch": ("server", "wait: the server starts, its log tells how far it is", "l"),
+    "run": ("helpers", "wait: the helpers run, the requests of each appear as it ends", "l"),
+    "locate": ("locate", "wait: the arms are repeated and captured", "o"),
+    "census": ("condition_1", "wait: the operators are called again", "M"),
+    "report": ("report", "wait: the report is written", "l"),
+}
+"""Job: the step that it does, what is to be said, and the key that shows it."""
+_DECIDED_BY_EXPERIMENT = ("condition_1", "condition_2", "confirm")
+_PROPOSED = (*_DECIDED_BY_EXPERIMENT, "locate")
+"""Steps whose question is answered by what the verdict proposes: an origin settles a condition, too."""
+_KEYS = {"locate": "o", "census": "M", "run": "r"}
+"""By the verdict's code of a step: the key that does it. Experiments have X, `v` explains all else."""
+
+
+def _todo(step: Step, facts: GuideFacts) -> tuple[str, str]:
+    """What the step asks for now, and its key: the verdict's first proposal that can be made, where it has
+    one."""
+    under_way = _UNDER_WAY.get(facts.doing)
+    if under_way is not None and under_way[0] == step.code:
+        return under_way[1:]
+    if step.code in _DECIDED_BY_EXPERIMENT and facts.doing == "experiment":
+        return "wait: an experiment is made", "X"
+    if step.code in _PROPOSED and (proposed := _proposed(facts)) is not None:
+        # What settles this step may be what another one asks for.
+        return under_way[1:] if under_way is not None and under_way[2] == proposed[1] else proposed
+    if step.code == "helpers":
+        for item in _mappings((facts.verdict or {}).get("next")):
+            if item.get("code") == "answer_helper":
+                return str(item.get("text") or ""), "v"
+    if step.code == "report" and _clean(facts):
+        return "write the report: it says what was compared, and what no request exercised", step.key
+    return step.how, step.key
+
+
+def _proposed(facts: GuideFacts) -> tuple[str, str] | None:
+    """The verdict's first next step that can be made, and its key; a capture that found no origin is not
+    proposed again."""
+    for item in _mappings((facts.verdict or {}).get("next")):
+        code, values = str(item.get("code") or ""), item.get("values")
+        impossible = isinstance(values, Mapping) and values.get("not_possible")
+        if impossible or (code == "locate" and facts.located) or not item.get("text"):
+            continue
+        return str(item["text"]), "X" if code in CATALOGUE else _KEYS.get(code, "v")
+    return None
 
 
 def _server(facts: GuideFacts) -> _Answer:
@@ -255,7 +189,7 @@ def _condition_1(facts: GuideFacts) -> _Answer:
     if not _cold_dirty(facts):
         return "done", "cold requests are bit-equal: decode and prefill agree without a restore"
     if conditions == [DIFFERENT_FUNCTION] and grade in ("probable", "confirmed"):
-        return "done", f"not the rounding of batches: {leading}"
+        return "done", ": ".join(part for part in ("not the rounding of batches", leading) if part)
     return "open", leading
 
 
@@ -299,9 +233,12 @@ def _clean(facts: GuideFacts) -> bool:
     return facts.verdict is not None and facts.verdict.get("status") == "none"
 
 
+def _mappings(items: object) -> list[Mapping[str, Any]]:
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
+
+
 def _evidence(facts: GuideFacts) -> list[Mapping[str, Any]]:
-    items = (facts.verdict or {}).get("evidence") or ()
-    return [item for item in items if isinstance(item, Mapping)]
+    return _mappings((facts.verdict or {}).get("evidence"))
 
 
 def _judged(facts: GuideFacts) -> tuple[list[str], str]:
@@ -311,10 +248,8 @@ def _judged(facts: GuideFacts) -> tuple[list[str], str]:
 
 def _leading(facts: GuideFacts) -> str:
     """The first hypothesis in words."""
-    hypotheses = (facts.verdict or {}).get("hypotheses") or ()
-    for hypothesis in hypotheses:
-        if isinstance(hypothesis, Mapping):
-            return f"{hypothesis.get('text')} ({hypothesis.get('grade')})"
+    for hypothesis in _mappings((facts.verdict or {}).get("hypotheses")):
+        return f"{hypothesis.get('text')} ({hypothesis.get('grade')})"
     return ""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klbench.core.comparison import ABSENT, Comparison, Pairs, Status, Statuses
-from klbench.core.trace import Direction, Ints, Trace
+from klbench.core.trace import METADATA, Direction, Ints, Trace
 
 _QUERY = ("0", "q", "query", "q_rope")
 """Inputs of attention that are no state: what is left of them is written to the cache."""
@@ -116,8 +116,10 @@ def _read_history(trace: Trace, pairs: Pairs, operator: int, fallback: History) 
         key, mine = key[order], mine[order]
         seen = np.zeros((len(pairs), arguments), dtype=np.int8)
         for argument in np.unique(trace.read_argument[mine]).tolist():
-            here = _find(key, pairs.decode_row * arguments + argument)
-            there = _find(key, pairs.scoring_row * arguments + argument)
+            if trace.arguments[argument] == METADATA:
+                continue
+            here = find_sorted(key, pairs.decode_row * arguments + argument)
+            there = find_sorted(key, pairs.scoring_row * arguments + argument)
             both = (here >= 0) & (there >= 0)
             a, b = mine[here[both]], mine[there[both]]
             same = (
@@ -133,7 +135,7 @@ def _read_history(trace: Trace, pairs: Pairs, operator: int, fallback: History) 
     return History(status, fallback.earlier_forward, fallback.first_difference)
 
 
-def _find(keys: Ints, wanted: Ints) -> Ints:
+def find_sorted(keys: Ints, wanted: Ints) -> Ints:
     """The place of each wanted key among sorted keys, -1 where it is not."""
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     result: Ints = np.where(keys[place] == wanted, place, -1)

@@ -66,8 +66,10 @@ def conditions_of(hypotheses: Sequence[Hypothesis]) -> tuple[list[str], str]:
     if not hypotheses:
         return [], "unknown"
     best = min((h.grade for h in hypotheses), key=GRADES.index)
-    named = {condition for h in hypotheses if h.grade == best for condition in h.conditions}
-    if best == "unknown":
+    graded = [h for h in hypotheses if h.grade == best]
+    named = {condition for h in graded for condition in h.conditions}
+    moved = any({RACE, DIFFERENT_FUNCTION} <= {*h.conditions} for h in graded)
+    if best == "unknown" and not moved:
         # A race that nothing speaks for is an experiment worth making, not a condition that was found.
         named -= {RACE} if named != {RACE} else set()
     return [condition for condition in CONDITIONS if condition in named], best
@@ -82,7 +84,8 @@ _STEPS: dict[str, str] = {
     "cold_chunks": "run again with -- --chunked-prefill-size 128, so that cold requests extend a prefix "
     "of their "
     "own: where those are clean and hits are not, only the restore is left",
-    "pad": "pad the prompts to chosen residues (--prompts FILE): the divergence must follow the prediction",
+    "pool": "run again with a larger K/V pool (-- --max-total-tokens N), so that no request is retracted: "
+    "what still diverges has another cause",
 }
 _WORDS: dict[str, str] = {
     "equal_m": "compare the same token as decode and as a one-token extend on the same cached prefix: the "
@@ -93,6 +96,7 @@ _WORDS: dict[str, str] = {
     "a wrong restore still shows, arithmetic of few rows does not",
     "alone": "run one divergent request alone: what needs its batch vanishes",
     "repeats": "repeat the run: a race moves, logic and arithmetic do not",
+    "pad": "pad all prompts to the residue and to another, predicted before: the divergence must follow",
 }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klbench.core.columns import HelperColumns, HelperName
+from klbench.core.text import counted
 from klbench.core.thresholds import BIT_EQUAL_NATS, FRACTIONS_PAST, MIN_HIT_FRACTION
 
 
@@ -130,8 +131,8 @@ def helper_result(
         early = np.flatnonzero(columns.output_len < max_new_tokens)
         if len(early):
             reasons.append(
-                f"{len(early)} requests ended before {max_new_tokens} tokens, first request {early[0]} "
-                f"with {columns.output_len[early[0]]}"
+                f"{counted(len(early), 'request')} ended before {max_new_tokens} tokens, first request "
+                f"{early[0]} with {columns.output_len[early[0]]}"
             )
     compared = summary.tokens > 0
     hits = _hits(columns, summary)
@@ -192,14 +193,16 @@ def _status(
         finite = np.isfinite(columns.decode_nats[part]) & np.isfinite(columns.prefill_nats[part])
         offset = int((~finite).argmax())
         reasons.append(
-            f"{summary.nan_count} tokens have a logprob that is no finite number, first request {request}, "
-            f"offset {offset}, position {int(columns.prompt_len[request]) + offset}; no mean is given"
+            f"{counted(summary.nan_count, 'token has', 'tokens have')} a logprob that is no finite number, "
+            f"first request {request}, offset {offset}, position "
+            f"{int(columns.prompt_len[request]) + offset}; no mean is given"
         )
     if columns.helper != "match" and hits == 0:
         return "not_run", [f"0 of {requests} requests hit the cache: {_no_hit_reason(columns, page_size)}"]
     few = columns.helper != "match" and hits <= MIN_HIT_FRACTION * requests
     if few:
-        reasons.append(f"only {hits} of {requests} requests hit the cache, more than half are needed")
+        why = _no_hit_reason(columns, page_size)
+        reasons.append(f"only {hits} of {requests} requests hit the cache, more than half are needed: {why}")
     if _is_past(summary, threshold_nats):
         return "diverged", reasons
     if columns.helper == "match" and hits:
@@ -221,8 +224,9 @@ def _no_hit_reason(columns: HelperColumns, page_size: int | None) -> str:
         return f"no prompt is longer than a page of {page_size} tokens"
     if columns.helper == "prefill_cache_hit":
         return (
-            "the server kept no prefix of them that it can reuse (a model with recurrent state keeps a "
-            "checkpoint at a sequence's end only; a full pool evicts)"
+            "no prefix was kept that can be reused (a model with recurrent state keeps a "
+            "checkpoint only where a forward of the prompt ends, and the end of a prompt that comes again is "
+            "no prefix of it: with --chunked-prefill-size 128 there are more; a full pool evicts)"
         )
     return (
         "the server restored no more than the first turn's prompt (a checkpoint or a window that ends before "

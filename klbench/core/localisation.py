@@ -22,12 +22,13 @@ import numpy as np
 from klbench.core.alignment import Alignment
 from klbench.core.comparison import ABSENT, Status
 from klbench.core.cone import Cone, masked_operators
-from klbench.core.findings import Evidence, Finding, Grade, Kind, Localisation, Masked
+from klbench.core.experts import experts_chosen, with_experts
+from klbench.core.findings import Evidence, Finding, Grade, Kind, Localisation, Masked, not_aligned
 from klbench.core.history import History, histories
-from klbench.core.origins import Judged, Origin, gaps, head, judge, leaf_origins
+from klbench.core.origins import Judged, Origin, compared_rows, gaps, head, judge, leaf_origins
 from klbench.core.provenance import state_origins
 from klbench.core.surroundings import layer_map, neighbours
-from klbench.core.trace import Arm, Direction, Ints, Phase, Trace
+from klbench.core.trace import METADATA, Arm, Direction, Ints, Operator, Phase, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +54,28 @@ class _Described:
         return (self.finding.latent, self.finding.first_position, self.origin.column, self.finding.rank)
 
 
-def localise(trace: Trace, alignments: list[Alignment], divergent_positions: Ints) -> Localisation:
+def localise(
+    trace: Trace, alignments: list[Alignment], divergent_positions: Ints, first_token: int = 1
+) -> Localisation:
     """All origins over all ranks: those that reach a divergent token first, by position and execution order.
 
     `divergent_positions` are the absolute positions of the request's tokens whose two logprobs are not
-    bit-equal; the row that scores the token at t is t - 1.
+    bit-equal; the row that scores the token at t is t - 1. `first_token` is the position of the first token
+    whose logprobs were compared: what the head makes of earlier rows (the ends of a prompt's chunks, a
+    warming arm) nobody uses, and it is no origin.
     """
-    refused = [_not_aligned(alignment) for alignment in alignments if not alignment.proved]
+    refused = [
+        not_aligned(
+            request=alignment.pairs.request,
+            rank=alignment.pairs.rank,
+            reason=alignment.reason,
+        )
+        for alignment in alignments
+        if not alignment.proved
+    ]
     described: list[_Described] = []
     masked: list[Masked] = []
+    experts: Evidence | None = None
     screen = Localisation((), (), (), None, None, None)
     for alignment in alignments:
         if not alignment.proved:
@@ -70,7 +84,7 @@ def localise(trace: Trace, alignments: list[Alignment], divergent_positions: Int
         judged = judge(trace, comparison)
         rank = _Rank(trace, alignment, judged, histories(trace, pairs, comparison))
         origins = [
-            *leaf_origins(trace, comparison, judged, rank.history),
+            *leaf_origins(trace, comparison, judged, rank.history, compared_rows(pairs, first_token)),
             *gaps(trace, comparison),
             *state_origins(trace, pairs, comparison, judged, rank.history),
             *head(trace, pairs, comparison, divergent_positions),
@@ -78,6 +92,7 @@ def localise(trace: Trace, alignments: list[Alignment], divergent_positions: Int
         cone = Cone(trace, pairs, comparison, rank.history, divergent_positions)
         found = [_describe(rank, part, cone) for origin in origins for part in _by_arm(rank, origin)]
         masked += masked_operators(trace, pairs, judged, rank.history, origins)
+        experts = experts or experts_chosen(trace, pairs, comparison)
         if found and screen.map is None:
             first = min(found, key=lambda entry: entry.key)
             screen = Localisation(
@@ -90,9 +105,8 @@ def localise(trace: Trace, alignments: list[Alignment], divergent_positions: Int
             )
         described += found
     described.sort(key=lambda entry: entry.key)
-    return dataclasses.replace(
-        screen, findings=(*refused, *(entry.finding for entry in described)), masked=tuple(masked)
-    )
+    findings = with_experts([entry.finding for entry in described], experts)
+    return dataclasses.replace(screen, findings=(*refused, *findings), masked=tuple(masked))
 
 
 def _by_arm(rank: _Rank, origin: Origin) -> list[Origin]:
@@ -106,25 +120,6 @@ def _arm(rank: _Rank, node: int) -> str:
     return Arm(int(rank.alignment.pairs.arm[node])).name.lower()
 
 
-def _not_aligned(alignment: Alignment) -> Finding:
-    return Finding(
-        kinds=("not_aligned",),
-        module="",
-        call=0,
-        operator=-1,
-        layer=None,
-        request=alignment.pairs.request,
-        arm="generation",
-        rank=alignment.pairs.rank,
-        phase="",
-        first_position=-1,
-        count=0,
-        grade="unknown",
-        latent=False,
-        evidence=(Evidence("not_aligned", alignment.reason or "the rows could not be paired", {}),),
-    )
-
-
 def _describe(rank: _Rank, origin: Origin, cone: Cone) -> _Described:
     trace, pairs = rank.trace, rank.alignment.pairs
     rows = np.flatnonzero(origin.rows)
@@ -135,6 +130,8 @@ def _describe(rank: _Rank, origin: Origin, cone: Cone) -> _Described:
     module = f"{before} -> {operator.module}" if origin.kind == "gap" else operator.module
     kinds, evidence = _kinds(rank, origin, node)
     grade: Grade = "unknown" if "not_observed" in kinds else "probable"
+    if _beyond_back_end(trace, operator, kinds):
+        kinds = (*kinds, "not_observed")
     latent = not cone.reaches(origin)
     if latent:
         evidence.append(Evidence("latent", "Its difference reaches no token whose logprob differs.", {}))
@@ -157,6 +154,16 @@ def _describe(rank: _Rank, origin: Origin, cone: Cone) -> _Described:
     return _Described(finding, origin, node)
 
 
+def _beyond_back_end(trace: Trace, operator: Operator, kinds: tuple[Kind, ...]) -> bool:
+    """Whether the back end never sees what would settle the kind: the state as read, the head's operators.
+
+    It leaves the kind open and the grade probable, where a gap in what it does see makes it unknown.
+    """
+    unseen_state = operator.state is not None and not trace.observes_state and kinds[0] != "gap"
+    unseen_head = kinds[0] == "head" and not trace.observes_head
+    return "not_observed" not in kinds and (unseen_state or unseen_head)
+
+
 def _kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ...], list[Evidence]]:
     """All kinds that remain for an origin, the likeliest first, and why."""
     position = int(rank.alignment.pairs.position[node])
@@ -167,15 +174,13 @@ def _kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ...], li
     if origin.kind == "operator":
         partly = _partly_observed(rank, origin, node)
         return (("operator", "not_observed") if partly else ("operator",)), facts + partly
-    if origin.kind in ("state_write", "state_restore"):
-        values = {"position": position, "state_position": origin.state_position}
-        text = (
-            f"The state of position {origin.state_position} was written with other bits from equal inputs."
-            if origin.kind == "state_write"
-            else f"The state read at position {origin.state_position} is not what its slot was last given "
-            f"in the {origin.state_arm.name.lower() if origin.state_arm is not None else ''} arm."
-        )
-        return (origin.kind,), [*facts, Evidence(origin.kind, text, values)]
+    if origin.kind in ("state_write", "state_restore") and origin.state is not None:
+        values = {"position": position, **origin.state.as_dict()}
+        # The rows of state first: they are the finding.
+        return (origin.kind,), [Evidence(origin.kind, origin.state.sentence(), values), *facts]
+    if origin.kind == "not_observed" and origin.state is not None:
+        values = {"position": position, **origin.state.as_dict()}
+        facts.append(Evidence("writer_not_observed", origin.state.unknown(), values))
     if origin.kind == "head" and not rank.trace.observes_head:
         text = "The operators of the head (LM head, log-softmax, sampling) cannot be seen by this back end."
         facts.append(Evidence("head_not_observed", text, {}))
@@ -223,7 +228,8 @@ def _state_kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ..
     status = int(history.status[node])
     if trace.observes_state and status == Status.EQUAL:
         text = "The state that it read is bit-equal in both arms."
-        return ("operator",), [Evidence("state_equal", text, {})]
+        told = [_told(rank, node)] if trace.operators[origin.operator].state == "kv" else []
+        return ("operator",), [Evidence("state_equal", text, {}), *told]
     facts: list[Evidence] = []
     if status == Status.UNOBSERVED:
         facts.append(
@@ -274,6 +280,32 @@ def _state_kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ..
     if status == Status.UNOBSERVED:
         kinds = (*kinds, "not_observed")
     return kinds, facts
+
+
+def _told(rank: _Rank, node: int) -> Evidence:
+    """Whether the attention backend's own metadata was the request's, in both arms."""
+    trace, pairs = rank.trace, rank.alignment.pairs
+    rows = (int(pairs.decode_row[node]), int(pairs.scoring_row[node]))
+    number = trace.arguments.index(METADATA) if METADATA in trace.arguments else -1
+    wrong = {}
+    for row, arm in zip(rows, (_arm(rank, node), "scoring"), strict=True):
+        verdicts = trace.read_digest[(trace.read_row == row) & (trace.read_argument == number)]
+        if not len(verdicts):
+            text = (
+                "What the attention backend was told (lengths, page table) was not observed: it remains a "
+                "possible cause."
+            )
+            return Evidence("metadata_not_observed", text, {})
+        if verdict := int(verdicts[0, 0]):
+            wrong[arm] = " and ".join(name for bit, name in ((1, "lengths"), (2, "slots")) if verdict & bit)
+    if not wrong:
+        text = (
+            "In both arms the attention backend was told the request's own length, and its own slots if any."
+        )
+        return Evidence("metadata_right", text, {})
+    said = "; ".join(f"in the {arm} arm other {names}" for arm, names in wrong.items())
+    text = f"The attention backend was told otherwise than the request is: {said}."
+    return Evidence("metadata_wrong", text, wrong)
 
 
 def _right_before(rank: _Rank, origin: Origin, node: int) -> int | None:

@@ -44,7 +44,7 @@ class OperatorClass:
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
     OperatorClass(
         "token-wise",
-        "projections, norms, activations, router, LM head",
+        "projections, norms, rotary embeddings, activations, router, LM head",
         "the same order of summation for a row however many rows share the call",
     ),
     OperatorClass(
@@ -123,7 +123,7 @@ def operator_class(module: str, class_name: str = "") -> OperatorClass | None:
         "experts",
         "mlp",
         "lm_head",
-        "embed",
+        "emb",
         "logits",
         "fc",
     )

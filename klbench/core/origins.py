@@ -13,6 +13,7 @@ import numpy.typing as npt
 from klbench.core.comparison import ABSENT, Comparison, Pairs, Status, Statuses
 from klbench.core.findings import Kind
 from klbench.core.history import History
+from klbench.core.state_rows import StateRows
 from klbench.core.trace import Arm, Direction, Ints, Operator, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -32,10 +33,8 @@ class Origin:
     rows: Mask
     before: int | None = None
     """For a gap: operator A, the last to put out equal bits."""
-    state_position: int | None = None
-    """For a state kind: the position whose state is wrong."""
-    state_arm: Arm | None = None
-    """The arm whose state read is not what it wrote."""
+    state: StateRows | None = None
+    """For a state kind: the rows of state that are wrong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,10 +68,19 @@ def is_logits(operator: Operator) -> bool:
     )
 
 
+def compared_rows(pairs: Pairs, first_token: int) -> Mask:
+    """Rows of the generation arm that score a token from `first_token` on: their logprobs were compared."""
+    mask: Mask = (pairs.arm == Arm.GENERATION) & (pairs.position + 1 >= first_token)
+    return mask
+
+
 def leaf_origins(
-    trace: Trace, comparison: Comparison, judged: Judged, history: dict[int, History]
+    trace: Trace, comparison: Comparison, judged: Judged, history: dict[int, History], compared: Mask
 ) -> list[Origin]:
-    """Leaves with equal (or, where none is observed, unknown) inputs, equal state and another output."""
+    """Leaves with equal (or, where none is observed, unknown) inputs, equal state and another output.
+
+    Operators of the head are judged at the `compared` rows alone.
+    """
     found = []
     nothing_before = _all_equal_before(comparison)
     for number in leaves(trace):
@@ -89,7 +97,10 @@ def leaf_origins(
             born &= history[number].status != Status.DIFFERS
         known = born & (inputs == Status.EQUAL)
         unknown = born & unseen & nothing_before[int(columns[0])]
-        kind: Kind = "head" if trace.operators[number].module in HEAD_OPERATORS else "operator"
+        kind: Kind = "operator"
+        if trace.operators[number].module in HEAD_OPERATORS:
+            kind = "head"
+            known, unknown = known & compared, unknown & compared
         if known.any():
             found.append(Origin(kind, number, int(columns[0]), known))
         if unknown.any():

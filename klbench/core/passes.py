@@ -24,6 +24,7 @@ from klbench.core.experiments import (
     VANISHED,
 )
 from klbench.core.kl import summarise
+from klbench.core.text import counted
 
 _MISSED = 0.05
 """The bound on a flip rate holds with 95 % confidence."""
@@ -180,9 +181,14 @@ def read_toggle(
             return Outcome(name, NOT_COMPARABLE, text, values)
         text = f"with {setting} the same requests diverge, with other bits in equal batches"
         return Outcome(name, DIFFERS, text, values)
+    if not dirty_before.any():
+        diverge = counted(int(dirty_after.sum()), "request diverges", "requests diverge")
+        text = f"with {setting} {diverge}, otherwise none"
+        return Outcome(name, MOVED, text, values)
+    divergent = counted(int(dirty_before.sum()), "divergent request")
     text = (
-        f"with {setting} the divergence moves: {int(dirty_before.sum())} divergent requests before, "
-        f"{int(dirty_after.sum())} after, {int((dirty_before & dirty_after).sum())} of them the same"
+        f"with {setting} the divergence moves: {divergent} before, {int(dirty_after.sum())} after, "
+        f"{int((dirty_before & dirty_after).sum())} of them the same"
     )
     return Outcome(name, MOVED, text, values)
 
@@ -203,16 +209,21 @@ def read_alone(base: HelperColumns, request: int, alone: HelperColumns) -> Outco
     if difference.equal:
         return Outcome("alone", SAME, f"alone request {request} diverges with the same bits", values)
     text = (
-        f"alone request {request} diverges at {after.divergent} tokens, with other bits than in its batch "
-        f"({difference.decode} decode and {difference.prefill} prefill logprobs of {difference.tokens})"
+        f"alone request {request} diverges at {counted(after.divergent, 'token')}, with other bits than in "
+        f"its batch ({difference.decode} decode and {difference.prefill} prefill logprobs of "
+        f"{difference.tokens})"
     )
     return Outcome("alone", DIFFERS, text, values)
 
 
 def read_wide_restore(base: HelperColumns, wide: HelperColumns) -> Outcome:
-    """The outcome of `wide_restore`: the requests of `base` with a longer prompt behind the same prefix."""
+    """The outcome of `wide_restore`: the requests of `base` with a longer prompt behind the same prefix.
+
+    Only requests that restored exactly as many tokens as before are judged: a restore may be wrong at some
+    lengths alone.
+    """
     before, after = summarise(base), summarise(wide)
-    hits = (wide.cached_generation > 0) & ~wide.dropped
+    hits = (wide.cached_generation > 0) & ~wide.dropped & (wide.cached_generation == base.cached_generation)
     rows = (wide.prompt_len - wide.cached_generation)[hits]
     dirty = before.divergent_tokens > 0
     still = int(np.count_nonzero((after.divergent_tokens > 0) & hits & dirty))
@@ -223,9 +234,14 @@ def read_wide_restore(base: HelperColumns, wide: HelperColumns) -> Outcome:
         "extend_rows": [int(rows.min()), int(rows.max())] if len(rows) else None,
     }
     if not dirty.any() or not (hits & dirty).any():
-        text = "no divergent request restored a prefix again, so nothing was compared"
+        text = "no divergent request restored the same prefix again, so nothing was compared"
         return Outcome("wide_restore", NOT_COMPARABLE, text, values)
-    said = f"with extends of {rows.min()} to {rows.max()} rows"
+    least, most = rows.min(), rows.max()
+    said = (
+        f"with extends of {counted(int(least), 'row')}"
+        if least == most
+        else f"with extends of {least} to {most} rows"
+    )
     if still:
         text = f"{said}, {still} of {values['divergent_before']} divergent hits still diverge"
         return Outcome("wide_restore", DIFFERS, text, values)
@@ -264,7 +280,8 @@ def read_equal_m(pairs: Sequence[EqualRows]) -> Outcome:
     differing = [pair for pair in usable if not (pair.same_bits and pair.same_token)]
     rows = sorted({pair.decode_rows for pair in usable if pair.decode_rows is not None})
     values |= {"differing": len(differing), "rows": rows}
-    said = f"{len(usable)} tokens as decode and as a one-token extend, both with {_numbers(rows)} rows"
+    said = f"{counted(len(usable), 'token')} as decode and as a one-token extend, both with {_numbers(rows)} "
+    said += "row" if rows == [1] else "rows"
     if differing:
         return Outcome("equal_m", DIFFERS, f"{said}: {len(differing)} differ", values)
     return Outcome("equal_m", SAME, f"{said}: all have the same bits", values)

@@ -13,12 +13,15 @@ whether or not the row that made it came out different.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from klbench.core.comparison import Comparison, Pairs, Status, Statuses
 from klbench.core.history import History, state_columns
 from klbench.core.origins import Judged, Mask, Origin
+from klbench.core.state_rows import StateRows
 from klbench.core.trace import Arm, Direction, Ints, Slot, Trace
 
 
@@ -38,6 +41,9 @@ class _Held:
     position: Ints
     since: Ints
     until: Ints
+
+    def at(self, chosen: npt.NDArray[Any]) -> _Held:
+        return _Held(self.arm[chosen], self.position[chosen], self.since[chosen], self.until[chosen])
 
 
 def state_origins(
@@ -60,55 +66,176 @@ def state_origins(
     return found
 
 
-def _origins_of(
-    trace: Trace, pairs: Pairs, operator: int, column: int, victims: Mask, own: Statuses
-) -> list[Origin]:
-    decode_forwards = np.unique(trace.row_forward[pairs.decode_row])
-    scoring_forwards = np.unique(trace.row_forward[pairs.scoring_row])
-    decode = _reads(trace, operator, pairs, decode_forwards)
-    scoring = _reads(trace, operator, pairs, scoring_forwards)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Compared:
+    """Reads of the decode side that are not what scoring read; arrays are [n], places into the slots."""
+
+    entry: Ints
+    writer: Ints
+    cold: Ints
+    cold_writer: Ints
+    held: _Held
+    cold_held: _Held
+
+    def wrong(self, trace: Trace, arm: Arm) -> Mask:
+        """Where `arm` read what was not last written there; GENERATION stands for the decode side."""
+        read, writer = (self.cold, self.cold_writer) if arm == Arm.SCORING else (self.entry, self.writer)
+        mask: Mask = (writer >= 0) & (trace.slot_digest[read] != trace.slot_digest[writer]).any(axis=1)
+        return mask
+
+
+def _compared(trace: Trace, pairs: Pairs, operator: int, rows: Mask) -> _Compared | None:
+    """What `rows` read of an operator's slots and scoring read otherwise; None where one side read none."""
+    decode = _reads(trace, operator, pairs, np.unique(trace.row_forward[pairs.decode_row]))
+    scoring = _reads(trace, operator, pairs, np.unique(trace.row_forward[pairs.scoring_row]))
     held = _held(trace, decode.entry)
-    window = trace.operators[operator].window
-    read_by_victims = _seen_by(trace, pairs, victims, held, window)
-    decode = _Reads(decode.entry[read_by_victims], decode.writer[read_by_victims])
-    held = _Held(*(getattr(held, name)[read_by_victims] for name in ("arm", "position", "since", "until")))
+    made = _seen_by(trace, pairs, rows, held, trace.operators[operator].window)
+    decode, held = _Reads(decode.entry[made], decode.writer[made]), held.at(made)
     if not len(decode.entry) or not len(scoring.entry):
-        return [Origin("not_observed", operator, column, victims)]
+        return None
     here, there = _matched(trace, decode.entry, scoring.entry)
     other = (trace.slot_digest[decode.entry[here]] != trace.slot_digest[scoring.entry[there]]).any(axis=1)
     here, there = here[other], there[other]
-    entry, writer = decode.entry[here], decode.writer[here]
-    cold, cold_writer = scoring.entry[there], scoring.writer[there]
-    wrong_here = (writer >= 0) & (trace.slot_digest[entry] != trace.slot_digest[writer]).any(axis=1)
-    wrong_there = (cold_writer >= 0) & (trace.slot_digest[cold] != trace.slot_digest[cold_writer]).any(axis=1)
-    unknown = ((writer < 0) | (cold_writer < 0)) & ~wrong_here & ~wrong_there
-    written = ~wrong_here & ~wrong_there & ~unknown
-    position = trace.slot_position[entry]
-    held = _Held(held.arm[here], held.position[here], held.since[here], held.until[here])
+    return _Compared(
+        decode.entry[here],
+        decode.writer[here],
+        scoring.entry[there],
+        scoring.writer[there],
+        held.at(here),
+        _held(trace, scoring.entry).at(there),
+    )
+
+
+def wrong_reads(trace: Trace, pairs: Pairs, operator: int, victims: Mask) -> list[tuple[StateRows, Mask]]:
+    """State that was read otherwise than it was last written, each with those of `victims` that read it.
+
+    What the decode side read need not have been read by scoring.
+    """
+    decode = _reads(trace, operator, pairs, np.unique(trace.row_forward[pairs.decode_row]))
+    held = _held(trace, decode.entry)
+    made = _seen_by(trace, pairs, victims, held, trace.operators[operator].window)
+    entry, writer = decode.entry[made], decode.writer[made]
+    always = np.zeros_like(writer)
+    cold_held = _Held(always, always, always, np.full_like(writer, np.iinfo(np.int64).max))
+    alone = _Compared(entry, writer, entry, np.full_like(writer, -1), held.at(made), cold_held)
+    found = _wrong_reads(trace, pairs, operator, victims, alone)
+    both = _compared(trace, pairs, operator, victims)
+    if both is not None:
+        scored = _wrong_reads(trace, pairs, operator, victims, both)
+        found += [(state, rows) for state, rows in scored if state.read_in == Arm.SCORING]
+    return found
+
+
+def _wrong_reads(
+    trace: Trace, pairs: Pairs, operator: int, victims: Mask, compared: _Compared
+) -> list[tuple[StateRows, Mask]]:
     number = trace.forward_number[trace.row_forward[pairs.decode_row]]
-    found: list[Origin] = []
-    for arm, wrong in ((Arm.GENERATION, wrong_here), (Arm.SCORING, wrong_there)):
+    scored = trace.forward_number[trace.row_forward[pairs.scoring_row]]
+    window, held, cold_held = trace.operators[operator].window, compared.held, compared.cold_held
+    position = trace.slot_position[compared.entry]
+    groups: dict[tuple[Arm, bytes], list[int]] = {}
+    for arm in (Arm.GENERATION, Arm.SCORING):
+        wrong = compared.wrong(trace, arm)
         for at in np.unique(position[wrong]).tolist():
+            places = np.flatnonzero(wrong & (position == at))
             reading = np.zeros(len(pairs), dtype=np.bool_)
-            for place in np.flatnonzero(wrong & (position == at)).tolist():
+            for place in places.tolist():
                 holds = (number >= held.since[place]) & (number < held.until[place])
+                holds &= (scored >= cold_held.since[place]) & (scored < cold_held.until[place])
                 reading |= holds & (pairs.arm == held.arm[place])
             rows = victims & reading & (pairs.position >= at)
             if window is not None:
                 rows &= pairs.position <= at + window
             if rows.any():
-                found.append(
-                    Origin("state_restore", operator, column, rows, state_position=at, state_arm=arm)
-                )
-    if written.any():
-        writers = _writing_rows(trace, pairs, writer[written]) & (own == Status.EQUAL)
-        if writers.any():
-            first = int(pairs.position[writers].min())
-            found.append(Origin("state_write", operator, column, writers, state_position=first))
+                groups.setdefault((arm, rows.tobytes()), []).extend(places.tolist())
+    found = []
+    for (arm, rows_bytes), members in groups.items():
+        here = np.array(members, dtype=np.int64)
+        scoring = arm == Arm.SCORING
+        read = (compared.cold if scoring else compared.entry)[here]
+        writer = (compared.cold_writer if scoring else compared.writer)[here]
+        read_in = Arm.SCORING if scoring else Arm(int(held.arm[here[0]]))
+        found.append((_state_rows(trace, read, writer, read_in), np.frombuffer(rows_bytes, dtype=np.bool_)))
+    return found
+
+
+def _wrong_in_scoring_alone(
+    trace: Trace, pairs: Pairs, operator: int, victims: Mask
+) -> list[tuple[StateRows, Mask]]:
+    """What scoring read otherwise than it was last written, where the decode side is not seen to read it.
+
+    Chunks end elsewhere in the two arms: what one of them reads of the pool the other has just computed.
+    """
+    decode = _reads(trace, operator, pairs, np.unique(trace.row_forward[pairs.decode_row]))
+    scoring = _reads(trace, operator, pairs, np.unique(trace.row_forward[pairs.scoring_row]))
+    if not len(scoring.entry):
+        return []
+    made = _seen_by(trace, pairs, victims, _held(trace, decode.entry), trace.operators[operator].window)
+    alone = np.ones(len(scoring.entry), dtype=np.bool_)
+    if made.any():
+        alone[_matched(trace, decode.entry[made], scoring.entry)[1]] = False
+    places = np.flatnonzero(alone)
+    cold_held = _held(trace, scoring.entry).at(places)
+    found = []
+    for arm in np.unique(pairs.arm[victims]).tolist():
+        entry, writer = scoring.entry[places], scoring.writer[places]
+        none = np.zeros_like(entry)
+        always = _Held(np.full_like(entry, arm), none, none, np.full_like(entry, np.iinfo(np.int64).max))
+        compared = _Compared(entry, none - 1, entry, writer, always, cold_held)
+        found += _wrong_reads(trace, pairs, operator, victims, compared)
+    return found
+
+
+def _state_rows(trace: Trace, entries: Ints, writers: Ints, read_in: Arm | None) -> StateRows:
+    """What these slot entries are; `writers` wrote them last (-1: not seen)."""
+    order = np.argsort(trace.slot_position[entries], kind="stable")
+    entries, writer = entries[order], int(writers[order[0]])
+    positions, first = np.unique(trace.slot_position[entries], return_index=True)
+    arms = trace.row_arm[(trace.row_forward == trace.slot_forward[writer]) & (writer >= 0)]
+    return StateRows(
+        layer=trace.operators[int(trace.slot_operator[entries[0]])].layer,
+        arguments=tuple(sorted({trace.arguments[number] for number in trace.slot_argument[entries]})),
+        positions=tuple(int(position) for position in positions),
+        slots=tuple(int(slot) for slot in trace.slot_pool[entries[first]]),
+        read_in=read_in,
+        writer_request=int(trace.slot_request[writer]) if writer >= 0 else None,
+        written_in=Arm(int(arms[0])) if len(arms) else None,
+    )
+
+
+def _origins_of(
+    trace: Trace, pairs: Pairs, operator: int, column: int, victims: Mask, own: Statuses
+) -> list[Origin]:
+    compared = _compared(trace, pairs, operator, victims)
+    scored = [
+        Origin("state_restore", operator, column, rows, state=state)
+        for state, rows in _wrong_in_scoring_alone(trace, pairs, operator, victims)
+    ]
+    if compared is None:
+        return scored or [Origin("not_observed", operator, column, victims)]
+    wrong = compared.wrong(trace, Arm.GENERATION) | compared.wrong(trace, Arm.SCORING)
+    unknown = ((compared.writer < 0) | (compared.cold_writer < 0)) & ~wrong
+    found = [
+        Origin("state_restore", operator, column, rows, state=state)
+        for state, rows in _wrong_reads(trace, pairs, operator, victims, compared)
+    ]
+    found += scored
+    written = compared.writer[~wrong & ~unknown]
+    if len(written):
+        rows, made = _writing_rows(trace, pairs, written)
+        rows &= own == Status.EQUAL
+        made = made[np.isin(trace.slot_position[made], pairs.position[rows])]
+        if rows.any() and len(made):
+            state = _state_rows(trace, made, made, None)
+            found.append(Origin("state_write", operator, column, rows, state=state))
+    theirs = written[trace.slot_request[written] != pairs.request]
+    if len(theirs) and not found:
+        state = _state_rows(trace, theirs, theirs, None)
+        found.append(Origin("not_observed", operator, column, victims, state=state))
     if unknown.any() and not found:
-        found.append(
-            Origin("not_observed", operator, column, victims, state_position=int(position[unknown].min()))
-        )
+        first = compared.entry[unknown][:1]
+        state = _state_rows(trace, first, np.full_like(first, -1), None)
+        found.append(Origin("not_observed", operator, column, victims, state=state))
     return found
 
 
@@ -147,27 +274,34 @@ def _seen_by(trace: Trace, pairs: Pairs, victims: Mask, held: _Held, window: int
     return seen
 
 
-def _writing_rows(trace: Trace, pairs: Pairs, entries: Ints) -> Mask:
-    """The paired rows that made these slot writes; a write of another request is no row of ours."""
+def _writing_rows(trace: Trace, pairs: Pairs, entries: Ints) -> tuple[Mask, Ints]:
+    """The paired rows that made these slot writes, and those that they made; others' writes are left out."""
     span = int(trace.slot_position.max()) + 1
     ours = entries[trace.slot_request[entries] == pairs.request]
     written = trace.slot_forward[ours] * span + trace.slot_position[ours]
-    mask: Mask = np.isin(trace.row_forward[pairs.decode_row] * span + pairs.position, written)
-    return mask
+    paired = trace.row_forward[pairs.decode_row] * span + pairs.position
+    return np.isin(paired, written), ours[np.isin(written, paired)]
 
 
 def _reads(trace: Trace, operator: int, pairs: Pairs, forwards: Ints) -> _Reads:
-    """The request's slot reads of one operator in the given forwards, each with its writer."""
+    """The request's slot reads of one operator in the given forwards, each with its writer.
+
+    Recurrent state is copied from slot to slot (into checkpoints, and out of them for each new owner): what a
+    slot ought to hold is what the request itself last wrote at that position, wherever it was then.
+    """
     mine = np.flatnonzero(
         (trace.slot_operator == operator) & (trace.forward_rank[trace.slot_forward] == pairs.rank)
     )
+    place = trace.slot_pool
+    if trace.operators[operator].state != "kv":
+        mine, place = mine[trace.slot_request[mine] == pairs.request], trace.slot_position
     number = trace.forward_number[trace.slot_forward[mine]]
     in_slot = np.lexsort(
         (
             trace.slot_kind[mine] == Slot.READ,
             trace.slot_event[mine],
             number,
-            trace.slot_pool[mine],
+            place[mine],
             trace.slot_argument[mine],
         )
     )
@@ -175,7 +309,7 @@ def _reads(trace: Trace, operator: int, pairs: Pairs, forwards: Ints) -> _Reads:
     places = np.arange(len(mine))
     written = trace.slot_kind[mine] == Slot.WRITTEN
     latest = np.maximum.accumulate(np.where(written, places, -1))
-    same_slot = (latest >= 0) & (trace.slot_pool[mine[latest]] == trace.slot_pool[mine])
+    same_slot = (latest >= 0) & (place[mine[latest]] == place[mine])
     same_slot &= trace.slot_argument[mine[latest]] == trace.slot_argument[mine]
     writer = np.where(same_slot, mine[latest], -1)
     chosen = (
@@ -185,11 +319,13 @@ def _reads(trace: Trace, operator: int, pairs: Pairs, forwards: Ints) -> _Reads:
 
 
 def _matched(trace: Trace, decode: Ints, scoring: Ints) -> tuple[Ints, Ints]:
-    """Pairs of places (into `decode`, into `scoring`) that read the same argument at the same position."""
+    """All places (into `decode`, into `scoring`) that read the same argument at the same position."""
     span = int(max(trace.slot_position[decode].max(), trace.slot_position[scoring].max())) + 1
     wanted = trace.slot_argument[decode] * span + trace.slot_position[decode]
     there = trace.slot_argument[scoring] * span + trace.slot_position[scoring]
-    keys, first = np.unique(there, return_index=True)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    known = keys[place] == wanted
-    return np.flatnonzero(known), first[place[known]]
+    order = np.argsort(there, kind="stable")
+    first = np.searchsorted(there[order], wanted, side="left")
+    count = np.searchsorted(there[order], wanted, side="right") - first
+    here = np.repeat(np.arange(len(wanted)), count)
+    within = np.arange(len(here)) - np.repeat(np.cumsum(count) - count, count)
+    return here, order[first[here] + within]

@@ -8,7 +8,7 @@ The facts that several explanations name are made here, so that they read alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class Scene:
     hit: PathReading
     server: Mapping[str, Any]
     traits: ModelTraits
+    retracted: int = 0
+    """Divergent requests that were retracted and computed again."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -78,10 +80,21 @@ def is_small(part: PathReading) -> bool:
 
 
 def make_scene(
-    signatures: Sequence[Signature], summaries: Mapping[HelperName, HelperSummary], server: Mapping[str, Any]
+    signatures: Sequence[Signature],
+    summaries: Mapping[HelperName, HelperSummary],
+    server: Mapping[str, Any],
+    retracted: Mapping[HelperName, Collection[int]] | None = None,
 ) -> Scene:
+    """`retracted`: the requests of each helper that were computed again."""
     cold, hit = read_paths(signatures)
-    return Scene(tuple(signatures), dict(summaries), cold, hit, server, model_traits(server))
+    again = sum(
+        int(summaries[helper].divergent_tokens[request] > 0)
+        for helper, requests in (retracted or {}).items()
+        if helper in summaries
+        for request in requests
+        if 0 <= request < summaries[helper].requests
+    )
+    return Scene(tuple(signatures), dict(summaries), cold, hit, server, model_traits(server), again)
 
 
 def span(values: tuple[int, int]) -> str:

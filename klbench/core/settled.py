@@ -1,7 +1,8 @@
 """What findings and experiments settle: they may confirm what a run alone only suspects.
 
-A finding of `klbench locate` confirms a condition only if it is confirmed itself and leaves one kind; an
-experiment confirms one where its outcome has one meaning. What contradicts a hypothesis stands against it.
+A finding of `klbench locate` confirms a condition only if it is confirmed itself and its evidence admits no
+other (finding_condition.py); an experiment confirms one where its outcome has one meaning. What contradicts a
+hypothesis stands against it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from klbench.core.experiments import DIFFERS, MOVED, SAME, VANISHED
+from klbench.core.experiments import DIFFERS, MOVED, PREDICTED, SAME, VANISHED
+from klbench.core.finding_condition import (
+    condition_of_finding,
+    does_not_repeat,
+    is_beside_the_state,
+    is_rounding,
+    only_rows_are_left,
+    rows_do_not_matter,
+)
 from klbench.core.hypotheses import BATCH_INVARIANCE, DIFFERENT_FUNCTION, RACE, Hypothesis
-from klbench.core.model_traits import OPERATOR_CLASSES, operator_class
 from klbench.core.scene import Fact, Scene, cold_in_chunks, hits_only
 
 Outcomes = Sequence[Mapping[str, Any]]
@@ -32,63 +40,12 @@ def settle(
 ) -> list[Hypothesis]:
     """The hypotheses after what `klbench locate` found and what experiments showed."""
     judged = list(hypotheses)
-    for finding in findings:
-        if not finding.get("latent"):
-            judged = _after_finding(judged, finding)
+    counted = [finding for finding in findings if not finding.get("latent")]
+    for finding in counted:
+        judged = _after_finding(judged, finding)
     for outcome in outcomes:
-        judged = _after_outcome(judged, outcome, scene)
+        judged = _after_outcome(judged, outcome, scene, counted)
     return judged
-
-
-def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str, bool]:
-    """(condition, why, certain) of an origin; None where its evidence leaves both. `certain`: the kind of the
-    origin admits no other condition."""
-    kinds = [str(kind) for kind in finding.get("kinds") or [finding.get("kind")]]
-    module = str(finding.get("module") or "")
-    if len(kinds) > 1 and not set(kinds) <= {"state_write", "state_restore"}:
-        return None, f"the origin at {module} may be of the kinds {', '.join(kinds)}", False
-    match kinds[0]:
-        case "state_restore":
-            return DIFFERENT_FUNCTION, f"the state that {module} reads is not what was written", True
-        case "state_write":
-            return (
-                DIFFERENT_FUNCTION,
-                f"the state of {module} was written differently from equal inputs",
-                True,
-            )
-        case "operator" | "gap" | "head":
-            return _of_arithmetic(finding, kinds[0], module)
-    return None, f"the origin at {module} was not observed", False
-
-
-def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[str | None, str, bool]:
-    facts = [fact for fact in finding.get("evidence") or () if isinstance(fact, Mapping)]
-    values = next((fact.get("values") for fact in facts if fact.get("code") == "ulps"), None)
-    difference = values if isinstance(values, Mapping) else None
-    if finding.get("replay_M") is not None:
-        return (
-            BATCH_INVARIANCE,
-            f"{module} alone gives other bits from M = {finding['replay_M']} rows on",
-            True,
-        )
-    if kind == "gap":
-        return BATCH_INVARIANCE, f"what lies between {module} gives other bits for equal inputs", False
-    known = operator_class(module)
-    if kind == "operator" and known is OPERATOR_CLASSES[0]:
-        return (
-            BATCH_INVARIANCE,
-            f"{module} works on each token alone: with equal inputs only the rows beside it can matter",
-            True,
-        )
-    # How a difference looks is a reason to suspect, no proof: another tile may differ by much, too.
-    if difference is not None and difference.get("structured") and difference.get("pattern") != "scattered":
-        ulps = difference.get("max_ulps")
-        why = f"with equal inputs and state {module} differs in whole blocks, by {ulps} ulps"
-        return DIFFERENT_FUNCTION, why, False
-    if difference is not None and difference.get("structured") is False:
-        why = f"with equal inputs and state {module} differs by {difference.get('max_ulps')} ulps at most"
-        return BATCH_INVARIANCE, why, False
-    return None, f"{module} differs with equal inputs: its arithmetic, or a mask or window inside it", False
 
 
 def _after_finding(hypotheses: list[Hypothesis], finding: Mapping[str, Any]) -> list[Hypothesis]:
@@ -101,6 +58,13 @@ def _after_finding(hypotheses: list[Hypothesis], finding: Mapping[str, Any]) -> 
         f"located ({finding.get('grade')}): {why}",
         {"module": finding.get("module"), "kinds": list(finding.get("kinds") or ()), "grade": grade},
     )
+    if (unsteady := does_not_repeat(finding)) is not None:
+        moved = Fact("does_not_repeat", unsteady)
+        hypotheses = _after_other_bits(hypotheses, moved, "probable")
+    if rows_do_not_matter(finding):
+        if condition is None:
+            return _by_other_rows_or_function(hypotheses, finding, fact)
+        hypotheses = [_lowered(h, fact) if h.code == "row_count" else h for h in hypotheses]
     if condition is None:
         return [h.with_for(fact) if BATCH_INVARIANCE in h.conditions else h for h in hypotheses]
     restored = "state_restore" in (finding.get("kinds") or [finding.get("kind")])
@@ -108,6 +72,22 @@ def _after_finding(hypotheses: list[Hypothesis], finding: Mapping[str, Any]) -> 
         return [h.with_for(fact) if condition in h.conditions else h for h in hypotheses]
     preferred = "wrong_restore" if restored else None
     return _settled(hypotheses, condition, grade, fact, preferred)
+
+
+def _by_other_rows_or_function(
+    hypotheses: list[Hypothesis], finding: Mapping[str, Any], fact: Fact
+) -> list[Hypothesis]:
+    """An operator whose row count does not matter: sent alone, the request has no other rows beside it."""
+    judged = [h.with_against(fact) if h.code == "row_count" else h for h in hypotheses]
+    if not only_rows_are_left(finding):
+        return judged
+    functions = [h for h in judged if h.conditions == (DIFFERENT_FUNCTION,)]
+    if not functions:
+        text = _EXPLAINED[DIFFERENT_FUNCTION][1]
+        other = Hypothesis("other_function", text, (DIFFERENT_FUNCTION,), "unknown", 50, (fact,), (), "alone")
+        return [*judged, other]
+    best = max(functions, key=lambda h: (h.grade == "probable", h.weight))
+    return [replace(h, next="alone").with_for(fact) if h is best else h for h in judged]
 
 
 def _settled(
@@ -127,11 +107,44 @@ def _settled(
     return [raised if h is chosen else h for h in hypotheses]
 
 
+def _after_other_bits(hypotheses: list[Hypothesis], fact: Fact, grade: str) -> list[Hypothesis]:
+    """Equal batches gave other bits: a race, but for requests that were computed again in given-back slots.
+
+    What such a slot held before is not the same in each run, so state that was left in it moves as a race
+    does. How many rows share a forward does not: the batches were equal.
+    """
+    if not any(h.code == "retraction" for h in hypotheses):
+        if grade == "confirmed":
+            return _settled(hypotheses, RACE, grade, fact)
+        return [_raised(h, fact) if h.code == "race" else h for h in hypotheses]
+    doubt = Fact(
+        "earlier_owner",
+        "all that diverges was computed again after a retraction, and what its new slots held before is not "
+        "the same in each run: state that is left there moves like a race",
+    )
+    judged = []
+    for hypothesis in hypotheses:
+        if hypothesis.code == "race":
+            judged.append(hypothesis.with_for(fact).with_against(doubt))
+        elif hypothesis.code == "retraction" and BATCH_INVARIANCE in hypothesis.conditions:
+            left = (DIFFERENT_FUNCTION, RACE)
+            judged.append(replace(hypothesis, conditions=left).with_for(fact))
+        else:
+            judged.append(hypothesis)
+    return judged
+
+
+_OF_BATCH = ("row_count", "place_in_batch")
+"""Hypotheses by which other requests in the forward decide."""
+
+_OF_ROWS = ("row_count", "quantised")
+"""Hypotheses by which the number of rows decides."""
+
 # (experiment, outcome): codes that it speaks for, codes that it speaks against.
 _SPEAKS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("repeats", SAME): ((), ("race",)),
-    ("alone", SAME): ((), ("row_count", "place_in_batch")),
-    ("alone", VANISHED): (("row_count", "place_in_batch"), ("window_slip", "decode_step")),
+    ("alone", SAME): ((), _OF_BATCH),
+    ("alone", VANISHED): (_OF_BATCH, ("window_slip", "decode_step")),
     ("alone", DIFFERS): (("row_count",), ("place_in_batch",)),
     ("wide_restore", VANISHED): (("few_row_extend",), ("wrong_restore",)),
     ("page_size", MOVED): (("wrong_restore",), ("few_row_extend",)),
@@ -148,7 +161,10 @@ _SPEAKS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _after_outcome(
-    hypotheses: list[Hypothesis], outcome: Mapping[str, Any], scene: Scene
+    hypotheses: list[Hypothesis],
+    outcome: Mapping[str, Any],
+    scene: Scene,
+    findings: Sequence[Mapping[str, Any]],
 ) -> list[Hypothesis]:
     name, result = str(outcome.get("name")), str(outcome.get("outcome"))
     fact = Fact(f"experiment_{name}", str(outcome.get("text") or ""), {"outcome": result})
@@ -156,11 +172,20 @@ def _after_outcome(
         case _, "no_effect":
             return hypotheses
         case "repeats", "differs":
-            return _settled(hypotheses, RACE, "confirmed", fact)
+            return _after_other_bits(hypotheses, fact, "confirmed")
         case "equal_m", "same_bits" | "differs":
-            return _after_equal_rows(hypotheses, result, fact, scene)
+            return _after_equal_rows(hypotheses, result, fact, scene, findings)
         case "wide_restore", "differs":
             return _after_wide_restore(hypotheses, fact, scene)
+        case "alone", "same_bits" if any(map(only_rows_are_left, findings)):
+            # Not by the row count, as its replay says, and not by other rows: there were none.
+            hypotheses = _settled(hypotheses, DIFFERENT_FUNCTION, "confirmed", fact)
+            return [_lowered(h, fact) if h.code in _OF_BATCH else h for h in hypotheses]
+        case "pad", "predicted" | "refuted":
+            # Of a residue of lengths; one of the cached prefix speaks of what is restored.
+            cached = (outcome.get("values") or {}).get("quantity") == "cached_tokens"
+            named = ("wrong_restore",) if cached else ("length_residue",)
+            return [_after_padding(h, result, fact) if h.code in named else h for h in hypotheses]
     speaks_for, against = _SPEAKS.get((name, result), ((), ()))
     judged = []
     for hypothesis in hypotheses:
@@ -183,8 +208,19 @@ def _lowered(hypothesis: Hypothesis, fact: Fact) -> Hypothesis:
     return replace(hypothesis.with_against(fact), grade=grade, weight=hypothesis.weight - 40)
 
 
+def _after_padding(hypothesis: Hypothesis, result: str, fact: Fact) -> Hypothesis:
+    """A residue that decides says where, not why: what spoke against its explanation still does."""
+    if result != PREDICTED:
+        return _lowered(hypothesis, fact)
+    return hypothesis.with_for(fact) if hypothesis.speaks_against else _raised(hypothesis, fact)
+
+
 def _after_equal_rows(
-    hypotheses: list[Hypothesis], result: str, fact: Fact, scene: Scene
+    hypotheses: list[Hypothesis],
+    result: str,
+    fact: Fact,
+    scene: Scene,
+    findings: Sequence[Mapping[str, Any]],
 ) -> list[Hypothesis]:
     """Decode against a one-token extend with as many rows, on the same cached prefix."""
     if hits_only(scene):
@@ -196,9 +232,31 @@ def _after_equal_rows(
     if result == DIFFERS:
         # Both logprobs of this arm are of generated tokens: how scores are defined has no part in it.
         hypotheses = [_lowered(h, fact) if h.code == "definition" else h for h in hypotheses]
-        settled = _settled(hypotheses, DIFFERENT_FUNCTION, "confirmed", fact)
-        arithmetic = ("row_count", "tile_edge", "quantised")
-        return [_lowered(h, fact) if h.code in arithmetic else h for h in settled]
+        if any(map(is_rounding, findings)):
+            # Located and recomputed: two kernels that round otherwise do so with equal row counts, too.
+            return [h.with_for(fact) if h.code == "tile_edge" else h for h in hypotheses]
+        # Rounding is small, unless it flips experts.
+        if not scene.small and not scene.traits.experts:
+            hypotheses = _settled(hypotheses, DIFFERENT_FUNCTION, "confirmed", fact)
+            return [
+                _lowered(h, fact) if h.code in _OF_ROWS or h.code == "tile_edge" else h for h in hypotheses
+            ]
+        doubt = Fact(
+            "other_kernel",
+            "kernels that split the keys otherwise, or that pad decode, round otherwise also with equal row "
+            "counts: locate it, then an attention is recomputed from its inputs",
+        )
+        hypotheses = [_lowered(h, fact) if h.code in _OF_ROWS else h for h in hypotheses]
+        return [
+            h.with_for(fact).with_against(doubt) if h.conditions == (DIFFERENT_FUNCTION,) else h
+            for h in hypotheses
+        ]
+    if findings and all(map(is_beside_the_state, findings)):
+        # The origin reads no earlier row: there is no mask or window in it that could be wrong.
+        return _settled(hypotheses, BATCH_INVARIANCE, "confirmed", fact)
+    if any(h.code == "retraction" for h in hypotheses):
+        other = Fact("nothing_retracted", "no request of this arm was retracted: it says nothing of those")
+        return [h.with_against(other) if h.code == "retraction" else h for h in hypotheses]
     if any(h.code == "definition" for h in hypotheses):
         # Both logprobs of this arm are of generated tokens; another definition of scores stays possible.
         named = ("definition", "row_count")

@@ -21,7 +21,7 @@ _LONG_PREFIX = 16
 class Sharing:
     """`sharing` requests have a common prefix of at least 16 tokens with another; `longest` tokens is the
     longest such prefix. `repeated` requests have a prompt that occurs more than once. Of their pairs,
-    `disagreeing` (first request, other request) differ in the decode arm over the tokens they share."""
+    `disagreeing` (first request, other request) differ in the generation arm over the tokens they share."""
 
     sharing: int
     longest: int

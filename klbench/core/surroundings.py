@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from klbench.core.comparison import ABSENT, Comparison, Pairs, Status
+from klbench.core.comparison import ABSENT, Comparison, Pairs, Status, Statuses
 from klbench.core.findings import Map, Neighbour
 from klbench.core.history import History
 from klbench.core.origins import Judged, Origin, leaves, scoring_rows
@@ -84,11 +84,16 @@ def layer_map(
     for origin in origins:
         layer = int(layer_of[origin.operator])
         cells[numbers.index(layer) if layer in numbers else len(numbers), origin.rows] = 3
+    return cells_as_map(tuple(str(layer) for layer in numbers), pairs, cells)
+
+
+def cells_as_map(layers: tuple[str, ...], pairs: Pairs, cells: Statuses) -> Map:
+    """The map of cells [layers and the head, N], with neighbouring rows together where there are many."""
     step = -(-len(pairs) // _MAP_ROWS) if len(pairs) else 1
     starts = np.arange(0, len(pairs), step)
     binned = np.maximum.reduceat(cells, starts, axis=1) if len(starts) else cells
     return Map(
-        layers=(*(str(layer) for layer in numbers), "head"),
+        layers=(*layers, "head"),
         positions=tuple(int(position) for position in pairs.position[starts]),
         arms=tuple(Arm(int(arm)).name.lower() for arm in pairs.arm[starts]),
         cells=tuple(tuple(int(cell) for cell in row) for row in binned),

@@ -14,6 +14,7 @@ Invariants: `visible` is idempotent; `fit(text, n)` takes exactly n cells; no li
 
 from __future__ import annotations
 
+import functools
 import math
 import unicodedata
 
@@ -66,7 +67,7 @@ def cell_width(text: str) -> int:
     """Terminal cells that `text` (already visible) takes."""
     if text.isascii():
         return len(text)
-    return sum(_width(character) for character in text)
+    return sum(map(_width, text))
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
@@ -76,6 +77,24 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
         text, taken = _cut(text, width)
     padding = " " * (width - taken)
     return padding + text if right else text + padding
+
+
+def fit_words(text: str, width: int) -> str:
+    """As `fit`, but cut behind a whole word; a first word that is longer than a third of the width is cut.
+
+    >>> fit_words("cold requests are bit-equal", 16)
+    'cold requests … '
+    """
+    if cell_width(text) <= width:
+        return fit(text, width)
+    kept, _ = _cut(text, width - 1)  # a blank stands before the …
+    kept = kept.removesuffix("…")
+    if not text[len(kept) :].startswith(" "):
+        space = kept.rfind(" ")
+        if space <= width // 3:
+            return fit(text, width)
+        kept = kept[:space]
+    return fit(kept.rstrip(" ,;:·") + " …", width)
 
 
 def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
@@ -91,10 +110,31 @@ def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
         # Not within the leading blanks or the indent, which would never end.
         if space > len(head) // 3 and rest[len(head) : len(head) + 1] != " ":
             head = head[:space]
+        elif (slash := head.rfind("/")) > len(head) // 3 and rest[len(head) : len(head) + 1] != " ":
+            head = head[: slash + 1]  # a path that is longer than a line
         lines.append(head.rstrip())
         rest = indent + rest[len(head) :].lstrip(" ")
     lines.append(rest)
     return lines
+
+
+def shortened(text: str, width: int, *, more: str = "") -> str:
+    """As many of the parts between middle dots as fit into `width` cells, `more` where some are left out; the
+    first part is cut where it must be.
+
+    >>> shortened("0 of 128 differ · divergent first", 20)
+    '0 of 128 differ'
+    >>> shortened("klbench · request 6 · match", 24, more=" · …")
+    'klbench · request 6 · …'
+    """
+    if cell_width(text) <= width:
+        return text
+    parts = text.split(" · ")
+    while len(parts) > 1:
+        parts.pop()
+        if cell_width(kept := " · ".join(parts) + more) <= width:
+            return kept
+    return fit(parts[0], width).rstrip()
 
 
 def logprob(nats: float) -> str:
@@ -128,6 +168,11 @@ def kl(nats: float | None) -> str:
     if math.isinf(nats):
         return "inf"
     return "0" if nats == 0 else f"{nats:.1e}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 request`, `2 requests`; `many` where the plural takes more than an s."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def cache_hits(helper: str, hits: int, requests: int) -> str:
@@ -182,6 +227,7 @@ def _head(text: str, width: int) -> str:
     return text
 
 
+@functools.lru_cache(maxsize=4096)
 def _width(character: str) -> int:
     if unicodedata.category(character) in ("Mn", "Me"):
         return 0

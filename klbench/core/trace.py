@@ -27,6 +27,13 @@ import numpy.typing as npt
 
 SCHEMA = "klbench.trace/1"
 
+STATE_ONLY = "state"
+"""Back end of a trace without operators' tensors: only the state between forwards was looked at."""
+
+METADATA = "metadata"
+"""Argument of a read that says what the attention backend was told: its digest is 0, or bits of what is wrong
+(1: a length, 2: slots of the page table)."""
+
 Ints = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
 """[n, 2]: low and high 64 bits."""
@@ -98,7 +105,7 @@ class Trace:
     """Columns of one capture. Every `*_forward`, `*_operator`, `*_row` is an index into that table."""
 
     backend: str
-    """"dumper" or "digest"."""
+    """"dumper", "digest" or "state"."""
     operators: tuple[Operator, ...]
     arguments: tuple[str, ...]
     """Names of operator arguments: "0", "hidden_states", "k" (kv read), ..."""

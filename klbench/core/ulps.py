@@ -48,6 +48,12 @@ class UlpDifference:
     longest_run: int
     """The longest stretch of neighbours that all differ."""
     pattern: Pattern
+    parts: int = 0
+    """Of how many equal parts (heads) the row is made; 0 where that is not known."""
+    parts_differing: int = 0
+    """Parts in which any element differs."""
+    parts_whole: int = 0
+    """Parts in which every element differs."""
 
     @property
     def structured(self) -> bool:
@@ -65,11 +71,26 @@ class UlpDifference:
             "longest_run": self.longest_run,
             "pattern": self.pattern,
             "structured": self.structured,
+            "parts": self.parts,
+            "parts_differing": self.parts_differing,
+            "parts_whole": self.parts_whole,
         }
 
 
-def compare_rows(dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> UlpDifference | None:
-    """Compares the raw bytes of two rows; None where the dtype is unknown or their sizes differ.
+@dataclass(frozen=True, slots=True, eq=False)
+class Elements:
+    """Two rows element by element, all [n]: their values (NaN: no number), whether the bits differ,
+    whether both are numbers, and how many ulps they are apart (0 where one is no number)."""
+
+    a: npt.NDArray[np.float64]
+    b: npt.NDArray[np.float64]
+    differs: npt.NDArray[np.bool_]
+    number: npt.NDArray[np.bool_]
+    ulps: npt.NDArray[np.uint64]
+
+
+def elements_of(dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> Elements | None:
+    """The raw bytes of two rows, element by element; None where the dtype is unknown or their sizes differ.
 
     Two bit patterns that are both NaN count as different if their bits are; so do -0 and +0, by 0 ulps.
     """
@@ -81,31 +102,64 @@ def compare_rows(dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8])
         if a.size % bits:
             return None
         left, right = (np.ascontiguousarray(row).view(kind).astype(np.uint64) for row in (a, b))
-        differs = left != right
-        number = _is_number(left, dtype, bits, mantissa) & _is_number(right, dtype, bits, mantissa)
-        distance = _ulps(_values(left, bits, mantissa), _values(right, bits, mantissa), number, mantissa)
-    elif dtype in _INTEGERS:
+        finite = [_is_number(side, dtype, bits, mantissa) for side in (left, right)]
+        values = [_values(side, bits, mantissa) for side in (left, right)]
+        distance = _ulps(values[0], values[1], finite[0] & finite[1], mantissa)
+        # What is no number has no value either.
+        shown = [np.where(known, value, np.nan) for known, value in zip(finite, values, strict=True)]
+        return Elements(shown[0], shown[1], left != right, finite[0] & finite[1], distance)
+    if dtype in _INTEGERS:
         if a.size % np.dtype(_INTEGERS[dtype]).itemsize:
             return None
         whole = [np.ascontiguousarray(row).view(_INTEGERS[dtype]).astype(np.int64) for row in (a, b)]
-        differs = whole[0] != whole[1]
-        number = np.ones(len(differs), dtype=np.bool_)
-        distance = _distance(*whole)
-    else:
+        every = np.ones(len(whole[0]), dtype=np.bool_)
+        floats = [side.astype(np.float64) for side in whole]
+        return Elements(floats[0], floats[1], whole[0] != whole[1], every, _distance(*whole))
+    return None
+
+
+def compare_rows(
+    dtype: str, a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], part_size: int | None = None
+) -> UlpDifference | None:
+    """How two rows differ as a whole; None where `elements_of` has none.
+
+    `part_size` is the number of elements of a part of the row, a head; one that does not divide it is none.
+    """
+    found = elements_of(dtype, a, b)
+    if found is None:
         return None
-    places = np.flatnonzero(differs)
-    counted = distance[differs & number]
-    run = _longest_run(differs)
+    places = np.flatnonzero(found.differs)
+    counted = found.ulps[found.differs & found.number]
+    run = _longest_run(found.differs)
+    heads = _parts(found.differs, part_size)
     return UlpDifference(
-        elements=len(differs),
+        elements=len(found.differs),
         differing=len(places),
         max_ulps=int(counted.max()) if len(counted) else 0,
-        not_numbers=int((differs & ~number).sum()),
+        not_numbers=int((found.differs & ~found.number).sum()),
         first=int(places[0]) if len(places) else -1,
         last=int(places[-1]) if len(places) else -1,
         longest_run=run,
-        pattern=_pattern(len(differs), len(places), run),
+        pattern=_pattern(len(found.differs), len(places), run),
+        parts=len(heads),
+        parts_differing=int(heads.any(axis=1).sum()),
+        parts_whole=int(heads.all(axis=1).sum()),
     )
+
+
+def as_floats(dtype: str, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64] | None:
+    """The numbers in raw bytes; None for a dtype that is no float of ours, or with NaN or infinities."""
+    if dtype not in _FLOATS:
+        return None
+    kind, mantissa = _FLOATS[dtype]
+    size = np.dtype(kind).itemsize
+    bits = np.ascontiguousarray(content).view(kind).astype(np.uint64)
+    return _values(bits, size, mantissa) if _is_number(bits, dtype, size, mantissa).all() else None
+
+
+def mantissa_bits(dtype: str) -> int:
+    """How many bits of the mantissa a float of ours stores. Raises KeyError for another dtype."""
+    return _FLOATS[dtype][1]
 
 
 def _is_number(bits: npt.NDArray[np.uint64], dtype: str, size: int, mantissa: int) -> npt.NDArray[np.bool_]:
@@ -158,6 +212,13 @@ def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray
 def _longest_run(differs: npt.NDArray[np.bool_]) -> int:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], differs.astype(np.int8), [0]])))
     return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0
+
+
+def _parts(differs: npt.NDArray[np.bool_], size: int | None) -> npt.NDArray[np.bool_]:
+    """[parts, size] of the row's elements; [0, 1] where it is not made of several such parts."""
+    if not size or len(differs) % size or len(differs) == size:
+        return np.zeros((0, 1), dtype=np.bool_)
+    return differs.reshape(-1, size)
 
 
 def _pattern(elements: int, differing: int, run: int) -> Pattern:

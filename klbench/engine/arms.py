@@ -12,11 +12,10 @@ before it is believed: lengths, token ids, None only at index 0, cached tokens, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +39,39 @@ class ArmOptions:
 
     separator_ids: tuple[int, ...] | None = None
     routed_dp_rank: int | None = None
+    vocab_size: int | None = None
     tokens_done: Callable[[], TokensDone] | None = None
     """Makes the counter of one arm's progress."""
+    flush: bool = True
+    """False leaves the server's cache as it is: for prompts that this server has never seen. Scoring from
+    the first token on uses no cache, and what each request of the generation arm found cached is said."""
+    retracted: Callable[[int], None] | None = None
+    """Hears the index of each request that the server retracted and computed again, once for each arm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """Other, and more, rows behind the same restored prefix: request i keeps `restored[i]` tokens of its
+    prompt, and `rows` follow. The first of them is not the token that stood there, so no more is restored."""
+
+    restored: Sequence[int]
+    rows: int
+
+    def wider(self, prompt: Sequence[int], index: int) -> list[int]:
+        kept = min(self.restored[index], len(prompt))
+        there = prompt[kept] if kept < len(prompt) else None
+        # Its own tokens, from the first one on that is another.
+        other = next((place for place, token in enumerate(prompt) if token != there), None)
+        if other is None:
+            raise UndecidedError(
+                f"request {index} cannot be widened", why="its prompt is one token again and again"
+            )
+        own = itertools.cycle([*prompt[other:], *prompt[:other]])
+        return [*prompt[:kept], *itertools.islice(own, self.rows)]
+
+
+class NotRepeatedError(UndecidedError):
+    """The server generated other tokens than in the run that is repeated."""
 
 
 class _Silent:
@@ -50,6 +80,8 @@ class _Silent:
     def arm_started(self, *_: object) -> None: ...
 
     def arm_progress(self, *_: object) -> None: ...
+
+    def arm_stalled(self, *_: object) -> None: ...
 
     def arm_ended(self, *_: object) -> None: ...
 
@@ -61,7 +93,7 @@ async def run_arms(
     *,
     max_new_tokens: int,
     generation_tokens: int | None = None,
-    extend_by: int = 0,
+    widen: Widen | None = None,
     rids: Rids | None = None,
     measured: HelperColumns | None = None,
     observe: ArmObserver | None = None,
@@ -73,29 +105,31 @@ async def run_arms(
 
     `generation_tokens` cuts the generation arm alone. With `measured` the arms repeat that run: the second
     turn's prompts and the dropped requests are its own, and the scoring arm scores its whole sequences.
-    `extend_by` more tokens of each prompt's own are appended after the warming arm, so that what is restored
-    stays the same and the extend is wider. `rids` names request i of an arm. `keep` gets the generation arm
-    before the scoring begins; given back as `earlier`, that arm and what came before it are not repeated.
+    `widen` gives each request other tokens behind the prefix that it restores. `rids` names request i of an
+    arm. `keep` gets the generation arm before the scoring begins; given back as `earlier`, that arm and what
+    came before it are not repeated.
     Raises KlbenchError when an answer cannot be compared; cancelled, the requests in flight are aborted on
     the server.
     """
     if not prompts:
         raise UndecidedError("there is no prompt to run")
-    arms = _Arms(client, rids or _own_rids(), observe or _Silent(), options or ArmOptions())
+    options = options or ArmOptions()
+    arms = _Arms(client, rids or _own_rids(), observe or _Silent(), options)
     new_tokens = max_new_tokens if generation_tokens is None else min(generation_tokens, max_new_tokens)
     if earlier is not None:
         turn, generated = [list(prompt) for prompt in earlier.prompts], list(earlier.answers)
         for index, answer in enumerate(generated):
             _check_generated(index, answer, new_tokens)
     else:
-        await client.flush()
+        await arms.flush()
         turn = [list(prompt) for prompt in prompts]
         if helper == "prefill_cache_hit":
             await arms.prefill("warming", turn)
         elif helper == "decode_cache_hit":
             first = await arms.generate("warming", turn, max_new_tokens)
             turn = await arms.second_turn(turn, first, measured)
-        turn = [prompt + _again(prompt, extend_by) for prompt in turn]
+        if widen is not None:
+            turn = [widen.wider(prompt, index) for index, prompt in enumerate(turn)]
         generated = await arms.generate("generation", turn, new_tokens)
         if keep is not None:
             keep(GenerationArm(turn, generated))
@@ -110,14 +144,9 @@ async def run_arms(
         dropped = [False] * len(turn)
     kept = [index for index, is_dropped in enumerate(dropped) if not is_dropped]
     sequences = {index: _sequence(index, turn[index], generated[index], measured) for index in kept}
-    await client.flush()
+    await arms.flush()
     scored = await arms.score(sequences) if kept else {}
     return _columns(helper, turn, generated, cached, dropped, scored)
-
-
-def _again(prompt: Sequence[int], tokens: int) -> list[int]:
-    """The first `tokens` tokens of the prompt, from its beginning again where it is shorter."""
-    return list(itertools.islice(itertools.cycle(prompt), tokens))
 
 
 def _own_rids() -> Rids:
@@ -134,6 +163,10 @@ class _Arms:
         self._observe = observe
         self._options = options
 
+    async def flush(self) -> None:
+        if self._options.flush:
+            await self._client.flush()
+
     async def prefill(self, arm: ArmName, prompts: list[list[int]]) -> None:
         await self._pass(arm, dict(enumerate(prompts)), 0, return_logprob=False, logprob_start_len=-1)
 
@@ -148,7 +181,7 @@ class _Arms:
     async def score(self, sequences: dict[int, list[int]]) -> dict[int, Generated]:
         answers = await self._pass("scoring", sequences, 0, return_logprob=True, logprob_start_len=0)
         for index, answer in answers.items():
-            _check_scored(index, answer, sequences[index])
+            _check_scored(index, answer, sequences[index], self._options.vocab_size)
         return answers
 
     async def second_turn(
@@ -167,7 +200,7 @@ class _Arms:
             for index, prompt in enumerate(turn):
                 start, end = measured.prompt_start[index : index + 2]
                 if prompt != measured.prompt_ids[start:end].tolist():
-                    raise UndecidedError(
+                    raise NotRepeatedError(
                         f"request {index} did not repeat: its first turn generated other tokens than before",
                         why="the server's results changed between the two runs",
                         next="run the helpers twice to see whether the server repeats itself",
@@ -187,15 +220,15 @@ class _Arms:
         self._observe.arm_started(arm, len(prompts), total)
         started = time.monotonic()
         rids = [self._rids(arm, index) for index in prompts]
-        async with _progress(arm, total, self._options.tokens_done, self._observe):
-            answers = await self._client.generate(
-                list(prompts.values()),
-                max_new_tokens=new_tokens,
-                return_logprob=return_logprob,
-                logprob_start_len=logprob_start_len,
-                rids=rids,
-                routed_dp_rank=self._options.routed_dp_rank,
-            )
+        work = self._client.generate(
+            list(prompts.values()),
+            max_new_tokens=new_tokens,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            rids=rids,
+            routed_dp_rank=self._options.routed_dp_rank,
+        )
+        answers = await _watched(work, arm, total, self._options.tokens_done, self._observe)
         elapsed_s = time.monotonic() - started
         for index, rid, answer in zip(prompts, rids, answers, strict=True):
             if answer.rid != rid:
@@ -208,25 +241,34 @@ class _Arms:
                 raise UndecidedError(
                     f"the server aborted request {index} of the {arm} arm", why=answer.finish_reason
                 )
+            if answer.retractions and self._options.retracted is not None:
+                self._options.retracted(index)
         self._observe.arm_progress(arm, total, total, elapsed_s, 0.0)
         self._observe.arm_ended(arm, elapsed_s)
         return dict(zip(prompts, answers, strict=True))
 
 
-@contextlib.asynccontextmanager
-async def _progress(
-    arm: ArmName, total: int, make_counter: Callable[[], TokensDone] | None, observe: ArmObserver
-) -> AsyncIterator[None]:
-    """Watches the arm while the block runs."""
+async def _watched(
+    work: Coroutine[Any, Any, list[Generated]],
+    arm: ArmName,
+    total: int,
+    make_counter: Callable[[], TokensDone] | None,
+    observe: ArmObserver,
+) -> list[Generated]:
+    """Does the work of the arm while its progress is watched; what the watcher raises ends the work."""
     if make_counter is None:
-        yield
-        return
+        return await work
+    working = asyncio.create_task(work)
     watcher = asyncio.create_task(watch_arm(arm, total, make_counter(), observe))
     try:
-        yield
+        await asyncio.wait([working, watcher], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await watcher
+        return await working
     finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
+        for task in (watcher, working):
+            task.cancel()
+        await asyncio.gather(watcher, working, return_exceptions=True)
 
 
 def _cached_tokens(answer: Generated, prompt_len: int) -> int:
@@ -262,9 +304,17 @@ def _check_generated(index: int, answer: Generated, new_tokens: int) -> None:
         )
 
 
-def _check_scored(index: int, answer: Generated, sequence: list[int]) -> None:
+def _as_reported(sequence: list[int], vocab_size: int | None) -> list[int]:
+    """The ids as sglang names them beside their scores: from the vocabulary's last one on it says 0, for it
+    takes them for hashes of images. Their scores are right."""
+    if vocab_size is None:
+        return sequence
+    return [token if token < vocab_size - 1 else 0 for token in sequence]
+
+
+def _check_scored(index: int, answer: Generated, sequence: list[int], vocab_size: int | None) -> None:
     logprobs = answer.input_logprobs
-    if logprobs is None or logprobs.token_id.tolist() != sequence:
+    if logprobs is None or logprobs.token_id.tolist() != _as_reported(sequence, vocab_size):
         found = 0 if logprobs is None else len(logprobs)
         raise UndecidedError(
             f"the scores of request {index} do not belong to its tokens",
@@ -283,7 +333,7 @@ def _sequence(index: int, prompt: list[int], answer: Generated, measured: Helper
         return prompt + answer.output_ids
     before: list[int] = measured.token_id[measured.tokens_of(index)].tolist()
     if answer.output_ids != before[: len(answer.output_ids)]:
-        raise UndecidedError(
+        raise NotRepeatedError(
             f"request {index} did not repeat: it generated other tokens than before",
             why="the server's results changed between the two runs",
             next="run the helpers twice to see whether the server repeats itself",

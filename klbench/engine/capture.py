@@ -27,7 +27,9 @@ from klbench.core.alignment import Alignment, align, ranks_of
 from klbench.core.columns import HelperColumns
 from klbench.core.findings import Evidence, Finding, Localisation
 from klbench.core.localisation import localise
-from klbench.core.trace import Trace
+from klbench.core.state_localisation import localise_state
+from klbench.core.trace import STATE_ONLY, Trace
+from klbench.engine.attention_rows import recompute_attention, rows_behind
 from klbench.engine.capture_control import Backend
 from klbench.engine.captured_work import (
     ServerSide,
@@ -35,14 +37,16 @@ from klbench.engine.captured_work import (
     differs,
     first_divergent_offset,
     forecast_for,
+    generation_tokens,
     last_positions,
+    reaching,
     repeat_captured,
 )
 from klbench.engine.compositions import Repetition, compare_compositions, read_compositions
 from klbench.engine.forecast import Forecast
 from klbench.engine.progress import ArmObserver
 from klbench.engine.traces import read_trace
-from klbench.engine.ulp_rows import dump_pattern, measure_ulps, modules_to_measure
+from klbench.engine.ulp_rows import dump_pattern, head_size, measure_ulps, modules_to_measure, row_of_experts
 from klbench.errors import KlbenchError, UndecidedError
 
 FREE_FLOOR_BYTES = 2 << 30
@@ -74,6 +78,8 @@ class Outcome:
     forecast: Forecast
     trace_dir: Path
     kept_dumps: Path | None
+    notes: tuple[str, ...] = ()
+    """What must be said beside the findings: sentences."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -101,7 +107,10 @@ class Outcome:
                 "localise_s": round(self.localise_s, 3),
                 "trace_dir": str(self.trace_dir),
                 "kept_dumps": str(self.kept_dumps) if self.kept_dumps is not None else None,
+                "generated_tokens": generation_tokens(self.work),
+                "max_new_tokens": self.work.max_new_tokens,
             },
+            "notes": [*self.notes, *([self.work.cut] if self.work.cut is not None else [])],
             "findings": [finding.as_dict(self.work.helper) for finding in found.findings],
             "masked": [masked.as_dict() for masked in found.masked],
             "around": [neighbour.as_dict() for neighbour in found.around],
@@ -134,10 +143,12 @@ async def capture(
     dumps, trace_folder = _new_folders(trace_dir, expected, free_floor_bytes)
     cap = max(4 * expected.size_bytes, 1 << 30)
 
-    async def repeated(folder: Path, by: Backend, pattern: str | None = None) -> HelperColumns:
+    async def repeated(
+        folder: Path, by: Backend, pattern: str | None = None, what: Work = work
+    ) -> HelperColumns:
         return await repeat_captured(
             side,
-            work,
+            what,
             folder,
             backend=by,
             pattern=pattern,
@@ -149,9 +160,9 @@ async def capture(
     try:
         began = time.monotonic()
         say("repeating the arms", 0, expected.forwards)
-        if backend == "digest":
+        if backend != "dumper":
             trace_folder.mkdir(mode=0o700)
-        columns = await repeated(trace_folder if backend == "digest" else dumps, backend)
+        columns = await repeated(dumps if backend == "dumper" else trace_folder, backend)
         captured_pass = side.ids.latest_pass
         capture_s, convert_s, converted = time.monotonic() - began, 0.0, None
         async with contextlib.AsyncExitStack() as stack:
@@ -165,11 +176,20 @@ async def capture(
             trace = await asyncio.to_thread(read_trace, trace_folder)
             alignment, found = await asyncio.to_thread(_localise, trace, work, columns)
             localise_s = time.monotonic() - began
-            if numbers and found.findings:
+            if numbers and found.findings and backend != "state":
                 say("fetching rows", 0, 1)
                 if backend == "dumper":
                     found = await measure_ulps(
-                        reader, dumps, trace, found, alignment.pairs, keep_in=trace_folder
+                        reader,
+                        dumps,
+                        trace,
+                        found,
+                        alignment.pairs,
+                        keep_in=trace_folder,
+                        head_size=head_size(side.model_config),
+                    )
+                    found = await recompute_attention(
+                        reader, dumps, trace, found, alignment.pairs, side.model_config
                     )
                 else:
                     found = await _with_numbers(side, work, found, dumps, repeated, trace_folder)
@@ -197,6 +217,10 @@ async def capture(
             kept_dumps=dumps if keep_dumps else None,
         )
         return _weighed(outcome)
+    except BaseException:
+        # Half a trace tells nothing.
+        shutil.rmtree(trace_folder, ignore_errors=True)
+        raise
     finally:
         if not keep_dumps:
             await asyncio.to_thread(shutil.rmtree, dumps, True)
@@ -207,15 +231,19 @@ async def _with_numbers(
     work: Work,
     found: Localisation,
     dumps: Path,
-    repeated: Callable[[Path, Backend, str | None], Awaitable[HelperColumns]],
+    repeated: Callable[[Path, Backend, str | None, Work], Awaitable[HelperColumns]],
     keep_in: Path,
 ) -> Localisation:
     """`found` with ulps: the arms once more, with the real rows of the few operators that matter dumped.
 
     A finding stands without its numbers; why they are missing is then part of its evidence.
     """
+    # Dumps hold whole batches: no more of the generation than the origins need.
+    latest = max(finding.first_position + rows_behind(finding) for finding in found.findings)
+    latest = max(latest, found.around_position or 0)
+    work = reaching(work, max(latest, row_of_experts(found, latest)))
     try:
-        columns = await repeated(dumps, "dumper", dump_pattern(modules_to_measure(found)))
+        columns = await repeated(dumps, "dumper", dump_pattern(modules_to_measure(found)), work)
         rows = dumps / "trace"
         async with side.dumps.started() as reader:
             await reader.convert(dumps, rows, lambda _done, _total: None)
@@ -223,7 +251,16 @@ async def _with_numbers(
             alignment, _ = await asyncio.to_thread(_localise, trace, work, columns)
             if not alignment.proved:
                 raise UndecidedError("the rows cannot be paired", why=alignment.reason or "")
-            return await measure_ulps(reader, dumps, trace, found, alignment.pairs, keep_in=keep_in)
+            found = await measure_ulps(
+                reader,
+                dumps,
+                trace,
+                found,
+                alignment.pairs,
+                keep_in=keep_in,
+                head_size=head_size(side.model_config),
+            )
+            return await recompute_attention(reader, dumps, trace, found, alignment.pairs, side.model_config)
     except KlbenchError as error:
         text = "The real rows were not fetched: " + ": ".join(
             part for part in (error.what, error.why) if part
@@ -273,10 +310,12 @@ def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignme
             why="no forward held the chosen request",
             next="check that the server runs eager and carries klbench's plugin",
         )
-    offsets = np.flatnonzero(differs(columns, columns.tokens_of(work.request)))
-    divergent = int(columns.prompt_len[work.request]) + offsets
+    first_token = int(columns.prompt_len[work.request])
+    divergent = first_token + np.flatnonzero(differs(columns, columns.tokens_of(work.request)))
     refused = [alignment for alignment in alignments if not alignment.proved]
-    return (refused or alignments)[0], localise(trace, alignments, divergent)
+    if trace.backend == STATE_ONLY:
+        return (refused or alignments)[0], localise_state(trace, alignments, divergent)
+    return (refused or alignments)[0], localise(trace, alignments, divergent, first_token)
 
 
 def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:
@@ -294,9 +333,9 @@ def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:
 
 
 def _repetition(side: ServerSide, work: Work, captured_pass: int) -> Repetition | None:
-    if not work.measured_passes:
+    log = side.control.forwards
+    if not work.measured_passes or log is None:
         return None
-    log = side.control.control_dir / f"forwards-{side.control.ranks[0]}.jsonl"
     forwards = read_compositions(log, side.ids.nonce, [*work.measured_passes, captured_pass])
     return compare_compositions(forwards, work.measured_passes, forwards, [captured_pass], work.request)
 

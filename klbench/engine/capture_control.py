@@ -6,27 +6,19 @@ the capture folder that proves that both sides see the same one.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import json
-import os
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from klbench.core.columns import ArmName
 from klbench.engine.arms import Rids
+from klbench.engine.control_file import ControlFile, Wording, read_small_json
+from klbench.engine.path_map import SAME_PATHS, PathMap
 from klbench.errors import UndecidedError
 from klbench.insitu.rids import RequestId
 
-Backend = Literal["digest", "dumper"]
-_CONTROL = "capture-control.json"
-_ACK_LIMIT_S = 30.0
-_POLL_S = 0.02
-_MAX_JSON_BYTES = 1 << 20
-
-_sequence = itertools.count(int(time.time()))
+Backend = Literal["digest", "state", "dumper"]
 
 
 class RequestIds:
@@ -50,25 +42,64 @@ class RequestIds:
         return rid
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A small JSON object that the server wrote, None while it is not there."""
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_MAX_JSON_BYTES))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+NO_SHARED_FOLDER = (
+    "choose a folder that both sides share with --trace-dir; where they see it under two paths, say so with "
+    "--path-map SERVER=LOCAL"
+)
+
+_WORDING = Wording(
+    about="captures",
+    refused="cannot capture",
+    silent_next="restart the server with --ready-to-capture",
+)
+
+
+class CaptureSwitch(Protocol):
+    """What opens and closes capture in a server: our plugin, or its own dumper's route."""
+
+    nonce: str
+    ranks: list[int]
+
+    @property
+    def forwards(self) -> Path | None:
+        """The log of which rows shared each forward; None where nobody keeps one."""
+
+    async def open(
+        self,
+        folder: Path,
+        *,
+        free_floor_bytes: int,
+        size_cap_bytes: int,
+        backend: Backend = "dumper",
+        pattern: str | None = None,
+    ) -> None:
+        """Opens capture into `folder`; `pattern` finds the names of the tensors to dump, None for all."""
+
+    async def close(self, limit_s: float | None = None) -> None: ...
+
+    def invalid(self, folder: Path) -> str | None:
+        """Why the capture in `folder` must not be used; None where it may."""
 
 
 class CaptureControl:
-    """The switch of one server's capture. `ranks` are its model processes."""
+    """The switch of our plugin's capture in one server. `ranks` are its model processes.
 
-    def __init__(self, control_dir: Path, nonce: str, ranks: Collection[int]) -> None:
+    `control_dir` and every folder are paths of ours; the server is told what `paths` makes of them.
+    """
+
+    def __init__(
+        self, control_dir: Path, nonce: str, ranks: Collection[int], paths: PathMap = SAME_PATHS
+    ) -> None:
         self.control_dir = control_dir
         self.nonce = nonce
+        self.paths = paths
         self.ranks = sorted(ranks)
+        self._file = ControlFile(control_dir, nonce, ranks, "capture", _WORDING)
+
+    @property
+    def forwards(self) -> Path:
+        """The first rank's log of which rows shared each forward."""
+        return self.control_dir / f"forwards-{self.ranks[0]}.jsonl"
 
     async def open(
         self,
@@ -85,57 +116,46 @@ class CaptureControl:
         """
         for rank in self.ranks:
             (self.control_dir / f"invalid-{rank}.json").unlink(missing_ok=True)
-        await self._ask(
-            {
-                "folder": str(folder),
-                "backend": backend,
-                "filter": pattern,
-                "free_floor_bytes": free_floor_bytes,
-                "size_cap_bytes": size_cap_bytes,
-            }
-        )
+        asked = {
+            "backend": backend,
+            "filter": pattern,
+            "free_floor_bytes": free_floor_bytes,
+            "size_cap_bytes": size_cap_bytes,
+        }
+        await self.ask_in(self._file, folder, asked)
+
+    async def ask_in(self, file: ControlFile, folder: Path, asked: Mapping[str, Any]) -> None:
+        """Asks for something that the server will write to `folder`, and proves that both see one folder.
+
+        Raises UndecidedError where a rank refuses, or its nonce cannot be read back.
+        """
+        named = self.paths.on_server(folder)
+        try:
+            await file.ask({"folder": named, **asked})
+        except UndecidedError as error:
+            if "FileNotFoundError" not in error.why:
+                raise
+            raise UndecidedError(
+                f"the server does not see {named}", why=error.why, next=NO_SHARED_FOLDER
+            ) from error
         for rank in self.ranks:
-            proof = _read(folder / f"ready-{rank}.json") or {}
+            proof = read_small_json(folder / f"ready-{rank}.json") or {}
             if proof.get("nonce") != self.nonce:
                 raise UndecidedError(
                     f"the server's rank {rank} does not see {folder}",
-                    why="it acknowledged the capture, but what it wrote there is not here",
-                    next="choose a folder that both sides share with --trace-dir",
+                    why=f"it agreed to write to {named}, but what it wrote there is not here",
+                    next=NO_SHARED_FOLDER,
                 )
 
-    async def close(self, limit_s: float = _ACK_LIMIT_S) -> None:
+    async def close(self, limit_s: float | None = None) -> None:
         """Closes capture; the hooks go with the server's next forward."""
-        await self._ask(None, limit_s)
-
-    async def _ask(self, capture: dict[str, Any] | None, limit_s: float = _ACK_LIMIT_S) -> None:
-        seq = next(_sequence)
-        path = self.control_dir / _CONTROL
-        draft = path.with_name(f".{_CONTROL}.draft")
-        draft.write_text(json.dumps({"seq": seq, "nonce": self.nonce, "capture": capture}), encoding="utf-8")
-        os.replace(draft, path)
-        deadline = time.monotonic() + limit_s
-        for rank in self.ranks:
-            while True:
-                answer = _read(self.control_dir / f"capture-ack-{rank}.json")
-                if answer and answer.get("seq") == seq and answer.get("nonce") == self.nonce:
-                    break
-                if time.monotonic() > deadline:
-                    raise UndecidedError(
-                        f"rank {rank} of the server does not answer about captures",
-                        why=f"no acknowledgement within {limit_s:.0f} s in {self.control_dir}",
-                        next="restart the server with --ready-to-capture",
-                    )
-                await asyncio.sleep(_POLL_S)
-            if answer.get("ok") is not True:
-                raise UndecidedError(
-                    f"rank {rank} of the server cannot capture", why=str(answer.get("error"))[:2000]
-                )
+        await self._file.ask(None, limit_s)
 
     def invalid(self, folder: Path) -> str | None:
         """Why the capture in `folder` must not be used, in the server's own words; None where it may."""
         # A full disk may have kept the report out of the capture folder.
         for rank, place in itertools.product(self.ranks, (folder, self.control_dir)):
-            content = _read(place / f"invalid-{rank}.json")
+            content = read_small_json(place / f"invalid-{rank}.json")
             if content is not None:
                 return f"rank {rank}: {str(content.get('what', 'its report cannot be read'))[:2000]}"
         return None

@@ -1,7 +1,8 @@
 """What a capture repeats: one request of one measured helper, on a server that carries our plugin.
 
 Same batch or it is another experiment: all prompts run again in the same order on the same cache state, with
-the chosen request armed; the generation arm ends behind the first divergence, for nothing later can cause it.
+the chosen request armed. Nothing behind the first divergence can cause it, so the generation arm may end
+there; a second origin may begin later, so all of it is generated where the forecast affords that.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,22 @@ import numpy as np
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.core.trace import Arm
 from klbench.engine.arms import ArmOptions, run_arms
-from klbench.engine.capture_control import Backend, CaptureControl, RequestIds
+from klbench.engine.capture_control import Backend, CaptureSwitch, RequestIds
 from klbench.engine.client import ServerClient
 from klbench.engine.compositions import read_compositions
-from klbench.engine.dump_process import DumpProcess
+from klbench.engine.dump_process import DumpReaders
 from klbench.engine.forecast import Forecast, forecast
 from klbench.engine.progress import ArmObserver
 from klbench.errors import KlbenchError, UndecidedError
 
 _CLOSE_AFTER_ERROR_S = 3.0
+
+_SHARED_TOKENS = 16
+"""A shorter common prefix (a template's first tokens) does not make another request worth capturing."""
+_OTHER_WRITERS = 3
+
+WHOLE_BYTES = 1 << 30
+"""Up to this forecast the whole generation is captured: a trace takes about three times as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,13 @@ class ServerSide:
     """What a capture needs of a server that carries our plugin."""
 
     client: ServerClient
-    control: CaptureControl
+    control: CaptureSwitch
     ids: RequestIds
-    dumps: DumpProcess
+    dumps: DumpReaders
     model_config: Mapping[str, Any]
     """The model's config.json, for the forecast; may be empty."""
     options: ArmOptions | None = None
+    page_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,32 @@ class Work:
     """The passes of the measured run, for comparing compositions."""
     whole_generation: bool = False
     """Generate all tokens again, past the first divergence: origins that begin later are found too."""
+    at_least: int = 0
+    """Tokens that are generated again in any case."""
+    cut: str | None = None
+    """Why it is not the whole generation, in a sentence; None where nobody decided that."""
+
+
+def prefix_writers(work: Work) -> frozenset[int]:
+    """Other requests that may have written the cached prefix of the chosen one: captured with it.
+
+    The first request of the batch with a common prefix owns its slots, a later one with a longer common
+    prefix what goes beyond.
+    """
+    if not int(work.measured.cached_generation[work.request]):
+        return frozenset()
+    ids, starts = work.measured.prompt_ids, work.measured.prompt_start
+    own = ids[starts[work.request] : starts[work.request + 1]]
+    longest, found = _SHARED_TOKENS - 1, []
+    for other in range(work.measured.requests):
+        theirs = ids[starts[other] : starts[other + 1]]
+        length = min(len(own), len(theirs))
+        same = own[:length] == theirs[:length]
+        common = length if same.all() else int(np.argmin(same))
+        if other != work.request and common > longest:
+            longest = common
+            found.append(other)
+    return frozenset(found[:_OTHER_WRITERS])
 
 
 def first_divergent_offset(columns: HelperColumns, request: int) -> int | None:
@@ -69,20 +104,42 @@ def differs(columns: HelperColumns, tokens: slice) -> Any:
 
 
 def generation_tokens(work: Work) -> int:
-    """How many tokens the generation arm needs to show the first divergence again."""
-    if work.whole_generation:
-        return work.max_new_tokens
+    """How many tokens the generation arm generates again; up to the first divergence or all."""
     first = first_divergent_offset(work.measured, work.request)
-    return work.max_new_tokens if first is None else first + 1
+    if work.whole_generation or first is None:
+        return work.max_new_tokens
+    return min(max(first + 1, work.at_least), work.max_new_tokens)
+
+
+def reaching(work: Work, position: int) -> Work:
+    """`work` cut behind the row at `position`, or behind the first divergence where that is later."""
+    prompt = int(work.measured.prompt_len[work.request])
+    return replace(work, whole_generation=False, at_least=position - prompt + 2)
+
+
+def as_whole_as_affordable(
+    side: ServerSide, work: Work, backend: Backend = "digest", limit_bytes: int = WHOLE_BYTES
+) -> Work:
+    """`work` over the whole generation, or as it is and with the reason where that would be too much."""
+    whole = replace(work, whole_generation=True)
+    expected = forecast_for(side, whole, backend)
+    if expected.size_bytes <= limit_bytes:
+        return whole
+    cut = (
+        f"Only {generation_tokens(work)} of {work.max_new_tokens} generated tokens were captured: all would "
+        f"take about {expected.size_bytes >> 20} MiB, the limit is {limit_bytes >> 20} MiB. An origin that "
+        "begins behind the first divergence is not seen."
+    )
+    return replace(work, cut=cut)
 
 
 def forecast_for(side: ServerSide, work: Work, backend: Backend = "digest") -> Forecast:
     """What the capture will write, from the measured forwards where they are known."""
     measured = []
-    if work.measured_passes:
-        log = side.control.control_dir / f"forwards-{side.control.ranks[0]}.jsonl"
+    if work.measured_passes and (log := side.control.forwards) is not None:
         measured = read_compositions(log, side.ids.nonce, work.measured_passes)
-    return forecast(
+    captured = 1 + (len(prefix_writers(work)) if backend != "dumper" else 0)
+    expected = forecast(
         side.model_config,
         work.measured,
         work.request,
@@ -92,7 +149,10 @@ def forecast_for(side: ServerSide, work: Work, backend: Backend = "digest") -> F
         measured_forwards=measured,
         measured_passes=work.measured_passes,
         backend=backend,
+        # Only our plugin tells the forwards of a request from the others.
+        every_forward=side.control.forwards is None,
     )
+    return replace(expected, rows=captured * expected.rows, size_bytes=captured * expected.size_bytes)
 
 
 def last_positions(work: Work, columns: HelperColumns) -> dict[Arm, int]:
@@ -130,7 +190,7 @@ async def repeat_captured(
         free_floor_bytes=free_floor_bytes,
         size_cap_bytes=size_cap_bytes,
     )
-    rids = side.ids.next_pass({work.request})
+    rids = side.ids.next_pass({work.request, *(prefix_writers(work) if backend != "dumper" else ())})
     try:
         columns = await run_arms(
             side.client,

@@ -15,20 +15,24 @@ import contextlib
 import ipaddress
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from klbench.engine.address import server_address
-from klbench.engine.answers import Generated, decode_generated
+from klbench.engine.answers import AnswerStream, Generated
 from klbench.errors import ServerError, UndecidedError, UsageError
 
 OnCall = Callable[[str, str, float], None]
 """Gets (line, outcome, elapsed_s) of each call."""
+KeepBody = Callable[[bytes], Path | None]
+"""Keeps a request's body; the file that holds it, None where it is not kept."""
 
 _CONNECT_S = 10.0
 _SHORT_S = 60.0
@@ -97,13 +101,21 @@ def is_loopback(url: str) -> bool:
 class ServerClient:
     """One server's client; use it from one event loop."""
 
-    def __init__(self, url: str, *, keys: Keys | None = None, on_call: OnCall | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        keys: Keys | None = None,
+        on_call: OnCall | None = None,
+        keep_body: KeepBody | None = None,
+    ) -> None:
         parts = server_address(url)
         if parts.username or parts.password:
             raise UsageError("an address must not hold a password", next="name the key with --api-key-env")
         self.url = url.rstrip("/")
         self._keys = keys or Keys()
         self._on_call = on_call or _unheard
+        self._keep_body = keep_body
         # Generating takes as long as it takes; everything else sets its own limit.
         timeout = httpx.Timeout(None, connect=_CONNECT_S, pool=None)
         self._http = httpx.AsyncClient(
@@ -135,8 +147,12 @@ class ServerClient:
         largest_bytes: int = _SMALL_ANSWER_BYTES,
         admin: bool = False,
         quiet: bool = False,
-    ) -> tuple[int, bytes]:
-        """The status and the whole body, at most `largest_bytes`. Raises ServerError without an answer."""
+        take: Callable[[bytes], None] | None = None,
+    ) -> tuple[int, bytes | bytearray]:
+        """The status and the whole body, at most `largest_bytes`. Raises ServerError without an answer.
+
+        `take` gets the body of a success part by part, which is then not kept here.
+        """
         started = time.monotonic()
         headers = {}
         if (key := self._keys.bearer(admin)) is not None:
@@ -150,19 +166,19 @@ class ServerClient:
             async with asyncio.timeout(limit_s):
                 request = self._http.stream(method, path, content=content, headers=headers)
                 async with request as response:
-                    parts: list[bytes] = []
-                    size = 0
+                    answer, size_bytes = bytearray(), 0
+                    keep = answer.extend if take is None or response.status_code != 200 else take
                     async for part in response.aiter_bytes():
-                        size += len(part)
-                        if size > largest_bytes:
+                        size_bytes += len(part)
+                        if size_bytes > largest_bytes:
                             outcome = "answer too large"
                             raise UndecidedError(
                                 f"the server's answer to {path} is larger than {largest_bytes >> 20} MiB",
                                 why="no answer of that size was asked for",
                             )
-                        parts.append(part)
-                    outcome = f"{response.status_code}, {size} bytes"
-                    return response.status_code, b"".join(parts)
+                        keep(part)
+                    outcome = f"{response.status_code}, {size_bytes} bytes"
+                    return response.status_code, answer
         except TimeoutError:
             outcome = f"no answer within {limit_s:.0f} s"
             raise ServerError(
@@ -191,14 +207,21 @@ class ServerClient:
         if (header := self._keys.shown(admin)) is not None:
             parts.append(header)
         if content is not None:
-            text = content[:_SHOWN_BODY_CHARACTERS].decode("utf-8", errors="replace").replace("'", "'\\''")
-            more = len(content) - _SHOWN_BODY_CHARACTERS
             parts.append("-H 'Content-Type: application/json'")
-            parts.append(f"-d '{text}{f'... ({more} bytes more)' if more > 0 else ''}'")
+            parts.append(f"-d {self._body_word(content)}")
         parts.append(f"'{self.url}{path}'")
         return " ".join(parts)
 
-    def _refusal(self, path: str, status: int, body: bytes) -> ServerError:
+    def _body_word(self, content: bytes) -> str:
+        """The body as a word of a shell: itself, or the file that holds it where it is long."""
+        more = len(content) - _SHOWN_BODY_CHARACTERS
+        kept = self._keep_body(content) if more > 0 and self._keep_body is not None else None
+        if kept is not None:
+            return "@" + shlex.quote(str(kept))
+        text = content[:_SHOWN_BODY_CHARACTERS].decode("utf-8", errors="replace").replace("'", "'\\''")
+        return f"'{text}{f'... ({more} bytes more)' if more > 0 else ''}'"
+
+    def _refusal(self, path: str, status: int, body: bytes | bytearray) -> ServerError:
         words = body[:_SHOWN_CHARACTERS].decode("utf-8", errors="replace").strip()
         advice = "look at the server's log"
         if status in (401, 403):
@@ -321,6 +344,7 @@ class ServerClient:
         entries = len(input_ids) * (max_new_tokens + 1)
         if return_logprob and logprob_start_len >= 0:
             entries += sum(map(len, input_ids))
+        stream = AnswerStream(len(input_ids))
         try:
             status, answer = await self._call(
                 "POST",
@@ -328,6 +352,7 @@ class ServerClient:
                 body,
                 limit_s=None,
                 largest_bytes=_SMALL_ANSWER_BYTES + entries * _ENTRY_BYTES,
+                take=stream.feed,
             )
         except asyncio.CancelledError:
             if rids is not None:
@@ -335,7 +360,30 @@ class ServerClient:
             raise
         if status != 200:
             raise self._refusal("/generate", status, answer)
-        return await asyncio.to_thread(decode_generated, answer, len(input_ids))
+        return stream.finish()
+
+    async def generate_one_each(self, rids: Sequence[str]) -> None:
+        """Generates one token under each id, from a prompt of one token."""
+        await self.generate([[1]] * len(rids), max_new_tokens=1, rids=rids)
+
+    async def dumper(self, method: str, body: dict[str, Any] | None = None) -> list[dict[str, Any]] | None:
+        """What each rank's dumper answers ("configure", "get_state"); None where the server has no route.
+
+        The server's scheduler does nothing else until it has answered.
+        """
+        path = f"/dumper/{method}"
+        status, answer = await self._call("POST", path, body or {}, admin=True)
+        if status == 404:
+            return None
+        if status != 200:
+            raise self._refusal(path, status, answer)
+        try:
+            ranks = json.loads(answer)
+        except (ValueError, RecursionError):
+            ranks = None
+        if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
+            raise ServerError(f"the server's answer to {path} does not hold one object for each rank")
+        return ranks
 
     async def abort(self, rids: Sequence[str], *, limit_s: float = 10) -> None:
         """Asks the server to drop these requests; one that is gone or does not answer is no error."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from klbench.core.text import counted
 from klbench.errors import KlbenchError
 from klbench.insitu.rids import RequestId, parse_rid
 
@@ -48,6 +49,8 @@ class Composition:
     mode: str
     rows: int
     parts: tuple[Part, ...]
+    faults: tuple[str, ...] = ()
+    """What the fault lab had armed."""
 
     def part_of(self, passes: Collection[int], arm: str, request: int) -> Part | None:
         """The rows of a request in one of `passes`, None where it takes no part."""
@@ -76,6 +79,7 @@ class _Line(msgspec.Struct):
     rows: int
     requests: list[tuple[str, int, int, int, int, str]] = []
     again: bool = False
+    faults: tuple[str, ...] = ()
 
 
 def read_compositions(path: Path, nonce: str, passes: Collection[int]) -> list[Composition]:
@@ -97,6 +101,7 @@ def read_compositions(path: Path, nonce: str, passes: Collection[int]) -> list[C
 def _lines(path: Path, nonce: str) -> Iterator[Composition]:
     decoder = msgspec.json.Decoder(_Line)
     latest: tuple[Part, ...] = ()
+    faults: tuple[str, ...] = ()
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
@@ -112,7 +117,8 @@ def _lines(path: Path, nonce: str) -> Iterator[Composition]:
                     Part(parse_rid(rid, nonce), first, rows, prefix_len, seq_len, phase)
                     for rid, first, rows, prefix_len, seq_len, phase in line.requests
                 )
-            yield Composition(line.n, line.mode, line.rows, latest)
+                faults = line.faults
+            yield Composition(line.n, line.mode, line.rows, latest, faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +171,5 @@ def _difference(known: tuple[Any, ...] | None, composition: Composition) -> str:
     if known is None:
         return "no measured forward computed just these rows of the request"
     if known[1] != composition.rows:
-        return f"{known[1]} rows in the measured forward, {composition.rows} in the captured one"
+        return f"{counted(known[1], 'row')} in the measured forward, {composition.rows} in the captured one"
     return "as many rows, but of other requests or in another order"

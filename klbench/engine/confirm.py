@@ -18,14 +18,18 @@ from klbench.core.confirmation import (
     arm_rows,
     confirmed,
     may_be_confirmed,
+    wants_equal_m,
     wants_replay,
+    wants_row_counts,
     with_replay,
 )
 from klbench.core.findings import Finding
 from klbench.engine.capture import Outcome, Progress, capture
 from klbench.engine.captured_work import ServerSide, Work
+from klbench.engine.equal_m import try_equal_m
 from klbench.engine.progress import ArmObserver
 from klbench.engine.replay import replay
+from klbench.engine.row_counts import try_row_counts
 from klbench.errors import KlbenchError
 
 _REPLAYED = 4
@@ -61,6 +65,8 @@ async def confirm(
             continue
         replays[number] = found
         findings[number] = with_replay(findings[number], found)
+    if outcome.symptom_shows and outcome.backend == "digest":
+        findings = await _arms_of_its_own(side, outcome, findings, say)
     repeat: tuple[Finding, ...] | None = None
     no_repeat = "nothing was left to confirm by it"
     if outcome.symptom_shows and any(may_be_confirmed(finding) for finding in findings):
@@ -92,6 +98,25 @@ async def confirm(
     return dataclasses.replace(
         outcome, localisation=dataclasses.replace(outcome.localisation, findings=weighed)
     )
+
+
+async def _arms_of_its_own(
+    side: ServerSide, outcome: Outcome, findings: list[Finding], say: Progress
+) -> list[Finding]:
+    """`findings` with what other forwards say of the first one that wants them: equal M, other row counts."""
+    made = list(findings)
+    for wants, ask, name, phase in (
+        (wants_equal_m, try_equal_m, "equal-m", "the same row as decode and as a one-token extend"),
+        (wants_row_counts, try_row_counts, "row-counts", "the same rows in forwards of other row counts"),
+    ):
+        number = next((place for place, finding in enumerate(made) if wants(finding)), None)
+        if number is None:
+            continue
+        say(phase, 0, 1)
+        folder = outcome.trace_dir.with_name(f"{outcome.trace_dir.name}-{name}")
+        fact = await ask(side, outcome.work, made[number], folder=folder)
+        made[number] = dataclasses.replace(made[number], evidence=(*made[number].evidence, fact))
+    return made
 
 
 def _say_nothing(phase: str, done: int, total: int) -> None:

@@ -1,10 +1,13 @@
-"""Reads dump files in a short process of the server's Python: klbench has no torch and trusts no pickle.
+"""Reads dump files in a process of the server's Python: klbench has no torch and trusts no pickle.
 
-    async with dumps.started() as reader:
+    kept = KeptReader(DumpProcess(python, environment))
+    async with kept.started() as reader:
         await reader.convert(dump_dir, trace_dir, progress)
         await reader.fetch_rows(dump_dir, wanted, file)
+    await kept.end()
 
-One process for both, for loading torch takes longer than reading the files.
+Loading torch takes longer than reading the files: a session keeps one process from one capture to the next.
+It ends with its standard input, so it never outlives klbench.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from klbench.errors import UndecidedError
 
@@ -47,7 +51,15 @@ class DumpProcess:
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[DumpReader]:
-        """The process, ended when the block is left."""
+        """A process of its own, ended when the block is left."""
+        reader = await self.start()
+        try:
+            yield reader
+        finally:
+            await asyncio.shield(reader.end())
+
+    async def start(self) -> DumpReader:
+        """The running process, which the caller ends. Raises UndecidedError where it cannot be started."""
         environment = {
             name: value for name, value in self.environment.items() if not name.startswith("KLBENCH_")
         }
@@ -65,11 +77,60 @@ class DumpProcess:
             )
         except OSError as error:
             raise UndecidedError(f"{self.python} cannot be started", why=str(error)) from error
-        reader = DumpReader(process, " ".join(command))
-        try:
-            yield reader
-        finally:
+        return DumpReader(process, " ".join(command))
+
+
+class DumpReaders(Protocol):
+    """Gives a reader for the length of a block: a new one each time, or one that is kept."""
+
+    def started(self) -> AbstractAsyncContextManager[DumpReader]: ...
+
+
+class KeptReader:
+    """One reader for all blocks, started at the first; whoever makes this ends it.
+
+    One that died, failed or was left while it still owed an answer is ended, and the next block gets a new
+    one. Blocks wait for each other.
+    """
+
+    def __init__(self, process: DumpProcess) -> None:
+        self._process = process
+        self._reader: DumpReader | None = None
+        self._one_block = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Starts it ahead of its first use, without waiting until it has loaded torch."""
+        # Whoever needs it is told why it does not start.
+        async with self._one_block:
+            with contextlib.suppress(UndecidedError):
+                await self._living()
+
+    async def _living(self) -> DumpReader:
+        if self._reader is not None and not self._reader.free:
+            await self._dropped()
+        if self._reader is None:
+            self._reader = await self._process.start()
+        return self._reader
+
+    async def _dropped(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
             await asyncio.shield(reader.end())
+
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncIterator[DumpReader]:
+        """The process, which goes on when the block is left. Raises UndecidedError where it cannot start."""
+        async with self._one_block:
+            reader = await self._living()
+            try:
+                yield reader
+            finally:
+                if not reader.free:
+                    await self._dropped()
+
+    async def end(self) -> None:
+        """Ends the process, if there is one."""
+        await self._dropped()
 
 
 class DumpReader:
@@ -79,12 +140,18 @@ class DumpReader:
         self._process = process
         self._command = command
         self._said = b""
+        self._owes_answer = False
         self._listening = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None
         while chunk := await self._process.stderr.read(_KEPT_ERROR_BYTES):
             self._said = (self._said + chunk)[-_KEPT_ERROR_BYTES:]
+
+    @property
+    def free(self) -> bool:
+        """Whether it runs and has answered all that it was asked."""
+        return self._process.returncode is None and not self._owes_answer
 
     async def end(self) -> None:
         if self._process.returncode is None:
@@ -112,13 +179,16 @@ class DumpReader:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
+        self._owes_answer = True
         try:
             stdin.write(json.dumps(asked).encode() + b"\n")
             await stdin.drain()
             while line := await stdout.readline():
                 content = json.loads(line)
                 if "result" in content:
-                    return dict(content["result"])
+                    result = dict(content["result"])
+                    self._owes_answer = False
+                    return result
                 if progress is not None:
                     progress(int(content["done"]), int(content["total"]))
         except (ConnectionError, RecursionError, ValueError, KeyError, TypeError) as error:

@@ -18,14 +18,14 @@ import numpy as np
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.core.passes import EqualRows
-from klbench.engine.arms import run_arms
+from klbench.engine.arms import Widen, run_arms
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.compositions import Composition, read_compositions
 from klbench.engine.progress import ArmObserver
 from klbench.engine.server import Server
 
 WIDE_ROWS = 128
-"""So many rows are appended for a wide extend: more than any decode batch of a usual run."""
+"""So many rows follow the restored prefix in a wide extend: more than any decode batch of a usual run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class Passes:
         self._observe = observe
 
     async def helper(
-        self, helper: HelperName, prompts: Sequence[Sequence[int]], *, extend_by: int = 0
+        self, helper: HelperName, prompts: Sequence[Sequence[int]], *, widen: Widen | None = None
     ) -> Pass:
         """One execution of the helper's arms."""
         rids = self._ids.next_pass()
@@ -68,7 +68,7 @@ class Passes:
             helper,
             prompts,
             max_new_tokens=self._max_new_tokens,
-            extend_by=extend_by,
+            widen=widen,
             rids=rids,
             observe=self._observe,
             options=self._server.arm_options(),

@@ -130,6 +130,10 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
 def _from_rows(trace_dir: Path, number: int, why: str) -> tuple[dict[str, RawTensor], dict[str, Any]]:
     """The recorded rows of both arms, where the operator was not called again."""
     path = trace_dir / ORIGIN_ROWS
+    if not trace_dir.is_dir():
+        raise UndecidedError(
+            "the trace of this origin is gone", why=f"there is no folder {trace_dir}", next="locate it again"
+        )
     if not path.is_file():
         raise UndecidedError(
             "no tensors of this origin were kept",

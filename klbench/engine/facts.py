@@ -16,6 +16,7 @@ from typing import Any
 
 from klbench.engine.checkout import run_git
 from klbench.engine.gpu import Gpu
+from klbench.engine.path_map import SAME_PATHS, PathMap
 from klbench.engine.server_python import ServerPython
 
 _LARGEST_CONFIG_BYTES = 16 << 20
@@ -97,11 +98,16 @@ class ServerFacts:
         return content | {"gpus": list(self.gpus), "architectures": list(self.architectures)}
 
     @property
-    def model_processes(self) -> int:
-        """How many processes of each node hold a part of the model."""
+    def all_model_processes(self) -> int:
+        """How many processes hold a part of the model, on all nodes."""
         # The ranks of data-parallel attention are ranks of one tensor-parallel world.
         replicas = 1 if self.dp_attention else self.dp_size or 1
-        return (self.tp_size or 1) * (self.pp_size or 1) * replicas // (self.nnodes or 1)
+        return (self.tp_size or 1) * (self.pp_size or 1) * replicas
+
+    @property
+    def model_processes(self) -> int:
+        """How many processes of each node hold a part of the model."""
+        return self.all_model_processes // (self.nnodes or 1)
 
 
 def _int(value: object) -> int | None:
@@ -234,11 +240,11 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return _int(config.get("sliding_window"))
 
 
-def read_model_config(model_path: str | None) -> Mapping[str, Any] | None:
-    """The model's config.json where its path is a folder that we can read."""
+def read_model_config(model_path: str | None, paths: PathMap = SAME_PATHS) -> Mapping[str, Any] | None:
+    """The model's config.json where the server's path of it is a folder that we can read, as `paths` lead."""
     if model_path is None:
         return None
-    path = Path(model_path) / "config.json"
+    path = paths.here(model_path) / "config.json"
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if path.stat().st_size <= _LARGEST_CONFIG_BYTES:
             content = json.loads(path.read_text(encoding="utf-8"))

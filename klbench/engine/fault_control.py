@@ -11,24 +11,19 @@ klbench/insitu/faults.py.
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import json
-import os
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from klbench.errors import UndecidedError
+from klbench.engine.control_file import ControlFile, Wording
 
-_CONTROL = "fault-control.json"
-_ACK_LIMIT_S = 60.0
-_POLL_S = 0.02
-_MAX_JSON_BYTES = 1 << 20
-
-_sequence = itertools.count(int(time.time()))
+WORDING = Wording(
+    about="faults",
+    refused="did not arm the fault",
+    silent_next="only a demo server that klbench launched for the fault lab arms faults",
+    limit_s=60.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +43,7 @@ class FaultControl:
     """The switch of one server's fault lab. `ranks` are its model processes."""
 
     def __init__(self, control_dir: Path, nonce: str, ranks: Collection[int]) -> None:
-        self._control_dir = control_dir
-        self._nonce = nonce
-        self._ranks = sorted(ranks)
+        self._file = ControlFile(control_dir, nonce, ranks, "fault", WORDING, field="faults")
 
     async def arm(self, faults: str) -> list[Fired]:
         """Arms exactly these faults, spelled as in the catalogue; returns what those armed before did.
@@ -64,39 +57,8 @@ class FaultControl:
         return await self._ask(None)
 
     async def _ask(self, faults: str | None) -> list[Fired]:
-        seq = next(_sequence)
-        path = self._control_dir / _CONTROL
-        draft = path.with_name(f".{_CONTROL}.draft")
-        draft.write_text(json.dumps({"seq": seq, "nonce": self._nonce, "faults": faults}), encoding="utf-8")
-        os.replace(draft, path)
-        deadline = time.monotonic() + _ACK_LIMIT_S
-        return [fired for rank in self._ranks for fired in await self._answer(rank, seq, deadline)]
-
-    async def _answer(self, rank: int, seq: int, deadline: float) -> list[Fired]:
-        path = self._control_dir / f"fault-ack-{rank}.json"
-        while True:
-            answer = _read(path)
-            if answer.get("seq") == seq and answer.get("nonce") == self._nonce:
-                break
-            if time.monotonic() > deadline:
-                raise UndecidedError(
-                    f"rank {rank} of the server does not answer about faults",
-                    why=f"no acknowledgement within {_ACK_LIMIT_S:.0f} s in {self._control_dir}",
-                    next="only a demo server that klbench launched for the fault lab arms faults",
-                )
-            await asyncio.sleep(_POLL_S)
-        if answer.get("ok") is not True:
-            raise UndecidedError(f"rank {rank} did not arm the fault", why=str(answer.get("error"))[:2000])
-        return [_fired(rank, entry) for entry in answer.get("disarmed", [])]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        answers = await self._file.ask(faults)
+        return [_fired(rank, entry) for rank in answers for entry in answers[rank].get("disarmed", [])]
 
 
 def _fired(rank: int, entry: dict[str, Any]) -> Fired:

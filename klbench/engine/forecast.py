@@ -20,6 +20,8 @@ _FILES_PER_FORWARD = 20
 _FILE_BYTES = 1500
 _DIGEST_BYTES = 8
 _DIGEST_FILES = 3
+_STATE_ROW_BYTES = 160
+"""K and V of one layer: a digest of each as written and of all that was read, with places and slots."""
 _LARGEST_PREFILL = 16384
 
 
@@ -65,15 +67,23 @@ def forecast(
     measured_forwards: Sequence[Composition] = (),
     measured_passes: Collection[int] = (),
     backend: Backend = "dumper",
+    every_forward: bool = False,
 ) -> Forecast:
-    """The forecast, from the measured forwards of the request where they are known, else from the lengths."""
+    """The forecast, from the measured forwards of the request where they are known, else from the lengths.
+
+    `every_forward`: those that do not hold the request are written too, as a server's own dumper does.
+    """
     counted = _counted(measured_forwards, measured_passes, columns, request, generation_tokens)
-    forwards, rows, own_rows = counted or _guessed(columns, request, max_new_tokens, generation_tokens)
+    guessed = _guessed(columns, request, max_new_tokens, generation_tokens, every_forward)
+    forwards, rows, own_rows = (None if every_forward else counted) or guessed
     layers = config.get("num_hidden_layers")
     layers = layers if isinstance(layers, int) else 32
     tensors = layers * _FILES_PER_LAYER + _FILES_PER_FORWARD
     if backend == "digest":
         return Forecast(forwards, own_rows, _DIGEST_FILES * ranks, own_rows * tensors * _DIGEST_BYTES * ranks)
+    if backend == "state":
+        size_bytes = own_rows * layers * _STATE_ROW_BYTES * ranks
+        return Forecast(forwards, own_rows, _DIGEST_FILES * ranks, size_bytes)
     files = forwards * tensors * ranks
     vocabulary = config.get("vocab_size")
     # Logits are written twice, for the rows that sample: about one a request and forward.
@@ -102,16 +112,21 @@ def _counted(
 
 
 def _guessed(
-    columns: HelperColumns, request: int, max_new_tokens: int, generation_tokens: int
+    columns: HelperColumns,
+    request: int,
+    max_new_tokens: int,
+    generation_tokens: int,
+    every_forward: bool,
 ) -> tuple[int, int, int]:
     prompts = int(columns.prompt_len.sum())
-    scored = min(prompts + int(columns.output_len.sum()), _LARGEST_PREFILL + int(columns.prompt_len[request]))
-    if columns.helper == "match":
-        prefills, extra = min(prompts, _LARGEST_PREFILL), 0
-    elif columns.helper == "prefill_cache_hit":
-        prefills, extra = min(prompts, _LARGEST_PREFILL), 1
+    prefills, scored = prompts, prompts + int(columns.output_len.sum())
+    chunks = 4
+    if every_forward:
+        chunks += (prefills + scored) // _LARGEST_PREFILL
     else:
-        prefills, extra = min(prompts, _LARGEST_PREFILL), max_new_tokens
+        prefills = min(prefills, _LARGEST_PREFILL)
+        scored = min(scored, _LARGEST_PREFILL + int(columns.prompt_len[request]))
+    extra = {"match": 0, "prefill_cache_hit": 1, "decode_cache_hit": max_new_tokens}[columns.helper]
     decodes = generation_tokens + extra
     own = 2 * int(columns.prompt_len[request]) + int(columns.output_len[request]) + decodes
-    return decodes + 4, prefills + scored + decodes * columns.requests, own
+    return decodes + chunks, prefills + scored + decodes * columns.requests, own

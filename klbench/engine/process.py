@@ -183,7 +183,7 @@ class ServerProcess:
             asked = asked or bool(status["asked"])
         log = self.log_tail()
         error = None if asked else own_error(log)
-        why = "stopped" if asked else _exit_text(code)
+        why = "stopped" if asked else _exit_text(code, explained=error is not None)
         if error is not None:
             why = f"{error.headline} ({why})"
         return Ended(asked, code, why, error.lines if error is not None else tuple(last_lines(log)))
@@ -237,12 +237,14 @@ def end_processes_of(nonce: str) -> list[int]:
     return [process.pid for process in ours]
 
 
-def _exit_text(code: int | None) -> str:
+def _exit_text(code: int | None, *, explained: bool) -> str:
+    """`explained`: the log names the error; sglang kills itself after one."""
     if code is None:
         return "exit code unknown"
     if code > 128:
         number = code - 128
         name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
-        hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
+        unexplained = number == signal.SIGKILL and not explained
+        hint = ", as the kernel does when memory runs out" if unexplained else ""
         return f"exit code {code}: ended by {name}{hint}"
     return f"exit code {code}"

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Protocol
 
 from klbench.core.columns import ArmName
-from klbench.engine.client import ServerClient
+from klbench.engine.client import Load, ServerClient
+from klbench.errors import DeadlineError
 
 _LONGEST_LINE_BYTES = 1 << 16
 _READ_BYTES = 4 << 20
 _LOOK_EVERY_S = 0.25
 _ASK_EVERY_S = 1.0
 _RATE_REPORTS = 4
+_STALLED_S = 180.0
+"""So long without progress is said; prefill of the longest prompts, and a decode report, take seconds."""
+_GIVE_UP_S = 1800.0
 
 
 class ArmObserver(Protocol):
@@ -33,6 +37,8 @@ class ArmObserver(Protocol):
     def arm_progress(
         self, arm: ArmName, done: int, total: int, elapsed_s: float, eta_s: float | None
     ) -> None: ...
+
+    def arm_stalled(self, arm: ArmName, silent_s: float) -> None: ...
 
     def arm_ended(self, arm: ArmName, elapsed_s: float) -> None: ...
 
@@ -103,8 +109,11 @@ def from_log(log: Path, decode_interval: int) -> TokensDone:
     return tokens_done
 
 
-def from_load(client: ServerClient) -> TokensDone:
-    """The most tokens that were seen in use at once: less exact than a log, and never more than was done."""
+def from_load(client: ServerClient, hear: Callable[[Load], None]) -> TokensDone:
+    """The most tokens that were seen in use at once: less exact than a log, and never more than was done.
+
+    `hear` gets each answer of the server about its load.
+    """
     asked_at, most = 0.0, 0
 
     async def tokens_done() -> int:
@@ -112,23 +121,40 @@ def from_load(client: ServerClient) -> TokensDone:
         if time.monotonic() - asked_at >= _ASK_EVERY_S:
             load = await client.load()
             asked_at = time.monotonic()
-            most = max(most, load.used_tokens if load is not None else 0)
+            if load is not None:
+                hear(load)
+                most = max(most, load.used_tokens)
         return most
 
     return tokens_done
 
 
 async def watch_arm(arm: ArmName, total: int, tokens_done: TokensDone, observer: ArmObserver) -> None:
-    """Reports progress until it is cancelled; a report only when something moved."""
-    started = time.monotonic()
+    """Reports progress until it is cancelled; a report only when something moved.
+
+    Raises DeadlineError when nothing has moved for half an hour: a server may answer health checks and still
+    work on nothing.
+    """
+    started = moved_at = said_at = time.monotonic()
     # Prefill is many times faster than decode, so only the recent rate says how long the rest takes.
     recent: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=_RATE_REPORTS)
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         done = min(await tokens_done(), total)
+        now = time.monotonic()
         if done == recent[-1][1]:
+            if now - moved_at > _GIVE_UP_S:
+                raise DeadlineError(
+                    f"the server made no progress in the {arm} arm for {_GIVE_UP_S / 60:.0f} minutes",
+                    why=f"{done} of {total} tokens are done",
+                    next="look at the server's log, start the server again, and continue",
+                )
+            if now - max(moved_at, said_at) > _STALLED_S:
+                said_at = now
+                observer.arm_stalled(arm, now - moved_at)
             continue
-        elapsed_s = time.monotonic() - started
+        moved_at = now
+        elapsed_s = now - started
         then_s, then = recent[0]
         eta_s = (elapsed_s - then_s) * (total - done) / (done - then) if done > then else None
         recent.append((elapsed_s, done))

@@ -15,13 +15,16 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klbench.core.columns import HelperName
-from klbench.engine.server import Server
 from klbench.engine.server_python import ServerPython, find_server_python
 from klbench.errors import DeadlineError, UndecidedError, UsageError
 from klbench.zoo import plain_token_ids, prompts_sha256, seeded_prompts
+
+if TYPE_CHECKING:
+    # Reading recorded prompts must not cost what talking to servers costs: 0.1 s of imports.
+    from klbench.engine.server import Server
 
 _LONGEST_LINE_BYTES = 16 << 20
 _LARGEST_FILE_BYTES = 1 << 30
@@ -77,23 +80,43 @@ async def load_prompts(
 
 
 def check_fits(
-    prompts: Sequence[Sequence[int]],
+    lengths: Iterable[int],
     helpers: Iterable[HelperName],
     max_new_tokens: int,
     context_length: int | None,
 ) -> None:
-    """Raises UsageError if a prompt and what it generates is longer than the model's context."""
+    """Raises UsageError if a prompt of `lengths` (tokens) and what it generates is longer than the model's
+    context."""
     if context_length is None:
         return
     turns = 2 if "decode_cache_hit" in tuple(helpers) else 1
-    for index, prompt in enumerate(prompts):
-        longest = len(prompt) + turns * max_new_tokens + turns
+    for index, length in enumerate(lengths):
+        longest = length + turns * max_new_tokens + turns
         if longest > context_length:
             raise UsageError(
-                f"prompt {index} does not fit: {len(prompt)} tokens and {turns} x {max_new_tokens} generated "
+                f"prompt {index} does not fit: {length} tokens and {turns} x {max_new_tokens} generated "
                 f"ones are more than the context of {context_length}",
                 next="use fewer --prompt-tokens or --max-new-tokens",
             )
+
+
+def scoring_bytes(
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    vocab_size: int | None,
+    prefill_tokens: int | None,
+) -> int | None:
+    """The most memory that the logits of one scoring forward take beside the model, in bytes; None where the
+    vocabulary is unknown.
+
+    Two float32 tensors, logits and their log-softmax, of rows x vocabulary; a forward holds at most
+    `prefill_tokens` rows (the server's chunked_prefill_size) of these sequences.
+    """
+    if vocab_size is None:
+        return None
+    rows = sum(len(prompt) + max_new_tokens for prompt in prompts)
+    return 2 * 4 * vocab_size * (rows if prefill_tokens is None else min(rows, prefill_tokens))
 
 
 def _frozen(prompts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

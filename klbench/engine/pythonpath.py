@@ -102,7 +102,14 @@ def plugin_environment(
 
 # Ours alone: what a surrounding klbench set for its own server must not reach the next one.
 _SWITCHES = frozenset(
-    {"KLBENCH_INSITU_DIR", "KLBENCH_NONCE", "KLBENCH_CPU_ENGINE", "KLBENCH_FAULT", "KLBENCH_FAULT_LAB"}
+    {
+        "KLBENCH_INSITU_DIR",
+        "KLBENCH_INSITU_OWNER",
+        "KLBENCH_NONCE",
+        "KLBENCH_CPU_ENGINE",
+        "KLBENCH_FAULT",
+        "KLBENCH_FAULT_LAB",
+    }
 )
 
 

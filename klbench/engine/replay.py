@@ -10,13 +10,9 @@ that no forward is held up for long. What the server wrote is checked before it 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,19 +20,19 @@ import numpy.typing as npt
 
 from klbench.core.census import Damage, OperatorReplay, Status, joined_variants
 from klbench.core.ulps import compare_rows
+from klbench.engine.capture_control import CaptureControl
 from klbench.engine.captured_work import ServerSide
+from klbench.engine.control_file import ControlFile, Wording
 from klbench.engine.traces import read_rows
 from klbench.errors import UndecidedError
 
-_CONTROL = "replay-control.json"
-_ACK_LIMIT_S = 30.0
 _RESULT_LIMIT_S = 60.0
 _POLL_S = 0.02
 _MAX_JSON_BYTES = 64 << 20
 _AT_ONCE = 64
 """Operators that one carrier's forward replays."""
 
-_sequence = itertools.count(int(time.time()))
+_WORDING = Wording(about="replays", refused="cannot replay", silent_next="let klbench launch the server")
 
 Progress = Callable[[int, int], None]
 """Operators done, and all."""
@@ -96,7 +92,15 @@ async def replay(
             why="a request reaches one of its replicas only",
             next="launch it with --dp-size 1",
         )
+    if not isinstance(side.control, CaptureControl):
+        raise UndecidedError(
+            "operators cannot be called again on this server",
+            why="it was not started with klbench's plugin",
+            next="klbench env prints what to put before its launch",
+        )
+    server = side.control
     await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True)
+    control = ControlFile(server.control_dir, server.nonce, server.ranks, "replay", _WORDING)
     found: list[OperatorReplay] = []
     first, total = 0, 1
     while first < total:
@@ -104,7 +108,6 @@ async def replay(
         place.mkdir(mode=0o700)
         rid = side.ids.next_pass()("scoring", 0)
         asked = {
-            "folder": str(place.absolute()),
             "carrier": rid,
             "modules": None if modules is None else sorted(modules),
             "first": first,
@@ -114,14 +117,14 @@ async def replay(
             "position": position,
             "keep_bytes": keep_bytes,
         }
-        await _ask(side, asked)
+        await server.ask_in(control, place.absolute(), asked)
         try:
             await side.client.generate(
                 [list(tokens)], max_new_tokens=0, return_logprob=True, logprob_start_len=0, rids=[rid]
             )
-            results = [await _result(side, place, rank, rid) for rank in side.control.ranks]
+            results = [await _result(side, place, rank, rid) for rank in server.ranks]
         finally:
-            await asyncio.shield(_ask(side, None))
+            await asyncio.shield(control.ask(None))
         for result in results:
             found += await asyncio.to_thread(_operators, place, result)
         total = max(result.total for result in results)
@@ -129,41 +132,6 @@ async def replay(
         if progress is not None:
             progress(min(first, total), total)
     return tuple(sorted(found, key=lambda operator: (operator.order, operator.rank)))
-
-
-async def _ask(side: ServerSide, asked: Mapping[str, Any] | None) -> None:
-    """Hands the request to every rank. Raises UndecidedError where one refuses or does not answer."""
-    seq = next(_sequence)
-    control = side.control
-    path = control.control_dir / _CONTROL
-    draft = path.with_name(f".{_CONTROL}.draft")
-    draft.write_text(json.dumps({"seq": seq, "nonce": control.nonce, "replay": asked}), encoding="utf-8")
-    os.replace(draft, path)
-    deadline = time.monotonic() + _ACK_LIMIT_S
-    for rank in control.ranks:
-        while True:
-            answer = _read(control.control_dir / f"replay-ack-{rank}.json")
-            if answer.get("seq") == seq and answer.get("nonce") == control.nonce:
-                break
-            if time.monotonic() > deadline:
-                raise UndecidedError(
-                    f"rank {rank} of the server does not answer about replays",
-                    why=f"no acknowledgement within {_ACK_LIMIT_S:.0f} s in {control.control_dir}",
-                    next="let klbench launch the server",
-                )
-            await asyncio.sleep(_POLL_S)
-        if answer.get("ok") is not True:
-            raise UndecidedError(
-                f"rank {rank} of the server cannot replay", why=str(answer.get("error"))[:2000]
-            )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes()[: 1 << 20])
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 async def _result(side: ServerSide, folder: Path, rank: int, carrier: str) -> _Result:

@@ -13,69 +13,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.arms import ArmOptions, Rids, run_arms
 from klbench.engine.attached import AttachedControl, find_control
-from klbench.engine.client import Keys, ServerClient
+from klbench.engine.client import Keys, Load, ServerClient
 from klbench.engine.facts import (
     ServerFacts,
     compare_with_asked,
     git_state,
+    parse_arguments,
     read_facts,
     read_model_config,
 )
 from klbench.engine.generation_arm import GenerationArm, Keep
-from klbench.engine.phases import Phases, kv_cache_dtype, last_lines
+from klbench.engine.launching import (
+    LaunchError,
+    ServerObserver,
+    Unobserved,
+    next_step,
+    on_a_free_port,
+    wait_ready,
+)
+from klbench.engine.path_map import SAME_PATHS, PathMap
+from klbench.engine.phases import kv_cache_dtype
 from klbench.engine.presence import Presence, wait_for_presences
 from klbench.engine.process import Ended, ServerProcess
-from klbench.engine.progress import ArmObserver, LogTail, TokensDone, from_load, from_log
+from klbench.engine.progress import ArmObserver, TokensDone, from_load, from_log
 from klbench.engine.target import Demo, Launch, LaunchOptions, Plan, plan_launch
-from klbench.errors import DeadlineError, KlbenchError, ServerError, UndecidedError
+from klbench.engine.versions import doubt_about
+from klbench.errors import KlbenchError, UndecidedError
 
 LAUNCH_TIMEOUT_S = 3600.0
-_SILENT_S = 300.0
-_LOOK_EVERY_S = 0.2
-_ASK_EVERY_S = 1.0
-_SHOWN_LINE = 200
-
-
-class ServerObserver(Protocol):
-    """Hears how a server goes; called in the event loop, must not block."""
-
-    def starting(self, command: str, log: Path, ready_to_capture: bool, fault: str | None) -> None: ...
-
-    def phase(self, phase: str, elapsed_s: float, detail: str) -> None: ...
-
-    def call(self, line: str, outcome: str, elapsed_s: float) -> None: ...
-
-    def warning(self, what: str, why: str, next: str) -> None: ...
-
-
-class _Silent:
-    """Hears nothing."""
-
-    def starting(self, *_: object) -> None: ...
-
-    def phase(self, *_: object) -> None: ...
-
-    def call(self, *_: object) -> None: ...
-
-    def warning(self, *_: object) -> None: ...
-
-
-class LaunchError(ServerError):
-    """A server that did not become ready: how it ended and where its log is."""
-
-    def __init__(self, what: str, *, why: str, next: str, ended: Ended, log: Path) -> None:
-        super().__init__(what, why=why, next=next)
-        self.ended = ended
-        self.log = log
 
 
 class Server:
@@ -95,6 +68,7 @@ class Server:
         presences: Sequence[Presence] = (),
         notes: Sequence[str] = (),
         attached: AttachedControl | None = None,
+        paths: PathMap = SAME_PATHS,
     ) -> None:
         self.url = url
         self.client = client
@@ -106,8 +80,15 @@ class Server:
         self.presences = tuple(presences)
         self.notes = tuple(notes)
         self.differs = compare_with_asked(plan.spec.arguments, info) if plan is not None else []
+        self.foreign_requests = 0
+        """The most requests of others that were seen beside the latest helper's; attached servers alone."""
+        self.retracted_requests: set[int] = set()
+        """The requests of the latest helper that the server retracted and computed again."""
+        self._busiest = 0
         self._process = process
         self._attached = attached
+        self.paths = paths
+        """Where the server and klbench see one folder under two paths."""
 
     # Making one.
 
@@ -129,8 +110,17 @@ class Server:
         deterministic default turns the radix cache off is started again with triton.
         """
         options = options or LaunchOptions()
-        observe = observe or _Silent()
-        server = await cls._start_once(target, options, folder, observe, keys, launch_timeout_s, ())
+        observe = observe or Unobserved()
+        port_is_ours = "--port" not in parse_arguments(options.arguments)
+
+        async def started(options: LaunchOptions, notes: tuple[str, ...] = ()) -> Server:
+            return await on_a_free_port(
+                lambda: cls._start_once(target, options, folder, observe, keys, launch_timeout_s, notes),
+                observe,
+                ours=port_is_ours,
+            )
+
+        server = await started(options)
         users = server.plan.spec.arguments if server.plan is not None else ()
         if (
             isinstance(target, Demo)
@@ -147,8 +137,7 @@ class Server:
             )
             observe.warning(note, "without the radix cache two of the three helpers cannot run", "")
             await server.stop()
-            again = replace(options, attention_backend="triton")
-            server = await cls._start_once(target, again, folder, observe, keys, launch_timeout_s, (note,))
+            server = await started(replace(options, attention_backend="triton"), (note,))
         return server
 
     @classmethod
@@ -165,11 +154,11 @@ class Server:
         place = _new_place(folder)
         plan = await plan_launch(target, options, log=place / "server.log", control_dir=place / "control")
         keys = replace(keys or Keys(), launched_with=plan.api_key, launched_with_admin=plan.admin_api_key)
-        client = ServerClient(plan.url, keys=keys, on_call=observe.call)
+        client = ServerClient(plan.url, keys=keys, on_call=observe.call, keep_body=observe.keep_body)
         observe.starting(plan.spec.as_line(), plan.spec.log, options.ready_to_capture, options.fault)
         process = ServerProcess.start(plan.spec)
         try:
-            await _wait_ready(process, client, observe, launch_timeout_s)
+            await wait_ready(process, client, observe, launch_timeout_s)
             launch_s = process.elapsed_s
             info, model = await client.server_info(), await client.model_info()
             facts = await _facts_of_ours(plan, process, info, model)
@@ -186,7 +175,7 @@ class Server:
                 launch_s=launch_s,
                 ready_to_capture=options.ready_to_capture or facts.cuda_graphs is False,
                 presences=presences,
-                notes=(*plan.notes, *notes),
+                notes=(*plan.notes, *notes, *_doubts(facts)),
             )
         except BaseException:
             await asyncio.shield(process.stop())
@@ -201,19 +190,24 @@ class Server:
         observe: ServerObserver | None = None,
         keys: Keys | None = None,
         attach_root: Path | None = None,
+        paths: PathMap = SAME_PATHS,
     ) -> Server:
         """A server that somebody else runs; nothing is changed on it. Raises ServerError if there is none.
 
-        `attach_root` holds the control folders of servers that were started with our exports.
+        `attach_root` holds the control folders of servers that were started with our exports, as do the
+        folders of `paths`; to tell which of them it is, it may be asked for one token.
         """
-        observe = observe or _Silent()
-        client = ServerClient(url, keys=keys, on_call=observe.call)
+        observe = observe or Unobserved()
+        client = ServerClient(url, keys=keys, on_call=observe.call, keep_body=observe.keep_body)
         try:
             info, model = await client.server_info(), await client.model_info()
-            facts = read_facts(info, model, config=read_model_config(_model_path(info, model)))
+            config = read_model_config(_model_path(info, model), paths)
+            facts = read_facts(info, model, config=config)
             attached = None
             if attach_root is not None:
-                attached = await find_control(attach_root, client.url, facts.model_processes)
+                attached = await find_control(
+                    attach_root, client.url, facts.model_processes, ask=client.generate_one_each, paths=paths
+                )
         except BaseException:
             await client.close()
             raise
@@ -227,8 +221,12 @@ class Server:
             launch_s=0.0,
             ready_to_capture=attached is not None and facts.cuda_graphs is False,
             presences=attached.presences if attached is not None else (),
-            notes=(attached.note,) if attached is not None and attached.note else (),
+            notes=(
+                *((attached.note,) if attached is not None and attached.note else ()),
+                *_doubts(facts),
+            ),
             attached=attached,
+            paths=paths,
         )
 
     # What it is.
@@ -295,18 +293,24 @@ class Server:
 
     # Work.
 
-    def arm_options(self, separator_ids: Sequence[int] | None = None) -> ArmOptions:
+    def arm_options(self, separator_ids: Sequence[int] | None = None, *, flush: bool = True) -> ArmOptions:
         """How arms run here: on one data-parallel rank, progress from the log or the load counters."""
         return ArmOptions(
             separator_ids=None if separator_ids is None else tuple(separator_ids),
             routed_dp_rank=0 if (self.facts.dp_size or 1) > 1 else None,
+            vocab_size=self.facts.vocab_size,
             tokens_done=self._tokens_done,
+            flush=flush,
+            retracted=self.retracted_requests.add,
         )
 
     def _tokens_done(self) -> TokensDone:
         if self.log is not None:
             return from_log(self.log, self.facts.decode_log_interval or 40)
-        return from_load(self.client)
+        return from_load(self.client, self._hear_load)
+
+    def _hear_load(self, load: Load) -> None:
+        self._busiest = max(self._busiest, load.running + load.queued)
 
     async def run_helper(
         self,
@@ -319,25 +323,43 @@ class Server:
         separator_ids: Sequence[int] | None = None,
         earlier: GenerationArm | None = None,
         keep: Keep | None = None,
+        flush: bool = True,
     ) -> HelperColumns:
         """Runs the helper's arms, without those that `earlier` has. An error of a server that died says how
         it died."""
         self.check_comparable()
+        self._busiest = 0
+        self.retracted_requests.clear()
+        weights = await self._weights()
         try:
-            return await run_arms(
+            columns = await run_arms(
                 self.client,
                 helper,
                 prompts,
                 max_new_tokens=max_new_tokens,
                 rids=rids,
                 observe=observe,
-                options=self.arm_options(separator_ids),
+                options=self.arm_options(separator_ids, flush=flush),
                 earlier=earlier,
                 keep=keep,
             )
         except KlbenchError:
             await self.raise_if_dead()
             raise
+        finally:
+            self.foreign_requests = max(0, self._busiest - len(prompts))
+        if (now := await self._weights()) != weights:
+            raise UndecidedError(
+                "the model's weights were replaced while the arms ran",
+                why=f"before: {weights}; after: {now}",
+                next="keep weight updates away from the server while it is measured, and run again",
+            )
+        return columns
+
+    async def _weights(self) -> str:
+        """What the server says about which weights it holds."""
+        model = await self.client.model_info()
+        return ", ".join(f"{name} {model.get(name)}" for name in ("model_path", "weight_version"))
 
     async def raise_if_dead(self) -> None:
         """Raises LaunchError if our server has ended; a crash takes it some seconds after its last answer."""
@@ -350,7 +372,11 @@ class Server:
             raise LaunchError(
                 "the server died",
                 why=ended.why,
-                next=f"its log: {self._process.spec.log}",
+                next=next_step(
+                    "\n".join((ended.why, *ended.last_lines)),
+                    self._process.spec.log,
+                    "what was measured so far is kept; start it again",
+                ),
                 ended=ended,
                 log=self._process.spec.log,
             )
@@ -388,54 +414,9 @@ def _new_place(folder: Path) -> Path:
         return place
 
 
-async def _wait_ready(
-    process: ServerProcess, client: ServerClient, observe: ServerObserver, limit_s: float
-) -> None:
-    """Returns when the server is ready. Raises LaunchError when it ended, DeadlineError when time is up."""
-    phases, tail = Phases(), LogTail(process.spec.log)
-    heard_at = asked_at = time.monotonic()
-    warned = False
-    observe.phase(phases.phase, 0.0, "")
-    while True:
-        for line in tail.lines():
-            heard_at, warned = time.monotonic(), False
-            if (phase := phases.feed(line)) is not None:
-                observe.phase(phase, process.elapsed_s, line[:_SHOWN_LINE])
-        if phases.phase == "ready":
-            return
-        if not process.alive:
-            ended = process.ended()
-            observe.phase("failed", process.elapsed_s, ended.why)
-            raise LaunchError(
-                f"the server ended while {phases.phase.replace('_', ' ')}",
-                why=ended.why,
-                next=f"mend that, or read the whole log: {process.spec.log}",
-                ended=ended,
-                log=process.spec.log,
-            )
-        now = time.monotonic()
-        if process.elapsed_s > limit_s:
-            raise DeadlineError(
-                f"the server was not ready within {limit_s:.0f} s; it was {phases.phase.replace('_', ' ')}",
-                why=" / ".join(last_lines(process.log_tail(), 3)),
-                next="allow more with --launch-timeout",
-            )
-        if now - heard_at > _SILENT_S and not warned:
-            warned = True
-            observe.warning(
-                f"no sign of life from the server for {_SILENT_S / 60:.0f} minutes",
-                f"it is {phases.phase.replace('_', ' ')}; its last words: "
-                + " / ".join(last_lines(process.log_tail(), 1)),
-                "wait, or stop it; --launch-timeout limits the wait",
-            )
-        # A server that was told to log less says nothing when it is ready.
-        if now - asked_at > _ASK_EVERY_S:
-            asked_at = now
-            if await client.is_up():
-                phases.is_ready()
-                observe.phase("ready", process.elapsed_s, "the server answers")
-                return
-        await asyncio.sleep(_LOOK_EVERY_S)
+def _doubts(facts: ServerFacts) -> tuple[str, ...]:
+    doubt = doubt_about(facts.sglang_version)
+    return () if doubt is None else (doubt,)
 
 
 def _model_path(info: dict[str, Any], model: dict[str, Any]) -> str | None:

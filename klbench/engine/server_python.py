@@ -42,10 +42,22 @@ class ServerPython:
     torch_version: str | None
     torch_cuda: str | None
     passed_over: tuple[str, ...] = ()
+    wants_torch: str | None = None
+    """What this sglang's metadata asks of torch ("==2.11.0")."""
 
     @property
     def sentence(self) -> str:
         return f"{self.path} ({self.why}): sglang {self.sglang_version} from {self.sglang_path}"
+
+    @property
+    def torch_fits(self) -> bool | None:
+        """Whether the installed torch is the one that sglang asks for; None where that cannot be told.
+
+        sglang pins one exact version, and builds for other CUDA versions differ in the local part only.
+        """
+        if self.wants_torch is None or self.torch_version is None or not self.wants_torch.startswith("=="):
+            return None
+        return self.torch_version.partition("+")[0] == self.wants_torch.removeprefix("==").strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +114,7 @@ async def find_server_python(
             sglang_version=str(told["sglang_version"]),
             torch_version=_text(told.get("torch_version")),
             torch_cuda=_text(told.get("torch_cuda")),
+            wants_torch=_text(told.get("wants_torch")),
             passed_over=tuple(passed_over),
         )
     raise ServerError(

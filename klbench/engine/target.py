@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from klbench.engine.cpu_ranks import rank_cores
+from klbench.engine.demo_faults import Needed, checked_faults, needed_by
 from klbench.engine.facts import parse_arguments
 from klbench.engine.gpu import Gpu, choose_for_demo, list_gpus, visible_gpus
 from klbench.engine.process import LaunchSpec, free_port, port_holder
 from klbench.engine.pythonpath import cpu_launch_flags, plugin_environment
+from klbench.engine.server_key import make_key
 from klbench.engine.server_python import Flags, ServerPython, find_server_python, server_flags
 from klbench.errors import ServerError, UsageError
 from klbench.zoo import Kind, make_model, zoo_root
@@ -50,6 +53,8 @@ class LaunchOptions:
     fault: str | None = None
     fault_lab: bool = False
     """Faults may be armed while it runs; a demo only."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """More variables for the server."""
     server_python: Path | None = None
     attention_backend: str | None = None
     """Ours, where the default turned out not to do; the user's own argument still wins."""
@@ -83,9 +88,13 @@ async def plan_launch(
 
     `control_dir` must exist with mode 0700 and be empty: what the plugin writes goes there.
     """
-    environment = dict(os.environ if environment is None else environment)
+    environment = dict(os.environ if environment is None else environment) | dict(options.environment)
     if (options.fault is not None or options.fault_lab) and not isinstance(target, Demo):
         raise UsageError("faults are planted in the demo only", next="use --demo with --fault")
+    needed = Needed()
+    if options.fault is not None and isinstance(target, Demo):
+        needed = needed_by(checked_faults(options.fault, target.model))
+        environment = dict(needed.environment) | environment
     python = await find_server_python(options.server_python, environment)
     users = parse_arguments(options.arguments)
     gpus = visible_gpus(await list_gpus(), environment)
@@ -93,15 +102,25 @@ async def plan_launch(
     if isinstance(target, Demo):
         gpus, more = _demo_device(users, gpus, environment)
         notes += more
-        model_path = str(make_model(target.model, zoo_root()))
+        on_gpu = bool(gpus) and users.get("--device") != "cpu"
+        model_path = str(make_model(target.model, zoo_root(), on_gpu=on_gpu))
     else:
-        model_path = _checked_model_path(target.model_path)
+        model_path = _checked_model_path(target.model_path, environment)
     device = users.get("--device")
     cpu = device == "cpu" if device is not None else not gpus
+    if cpu:
+        environment |= rank_cores(users, environment)
     ours = await _our_flags(target, options, python, environment, users=users, cpu=cpu)
+    ours += needed.arguments
+    if needed != Needed():
+        words = [*needed.arguments, *(f"{name}={value}" for name, value in needed.environment)]
+        notes.append(f"fault {options.fault} needs {' '.join(words)}")
     port, url = _address(users)
     if "--port" not in users:
         ours += ["--port", str(port)]
+    if (key := make_key(control_dir, users, environment)) is not None:
+        ours += key.flags
+        notes.append(key.note)
     arguments = ("--model-path", model_path, *_without(ours, users), *options.arguments)
     nonce = secrets.token_hex(4)
     return Plan(
@@ -126,7 +145,7 @@ async def plan_launch(
         cpu=cpu,
         is_demo=isinstance(target, Demo),
         gpus=() if cpu else tuple(gpus),
-        api_key=users.get("--api-key"),
+        api_key=key.value if key is not None else users.get("--api-key"),
         admin_api_key=users.get("--admin-api-key"),
         ours=tuple(ours),
         notes=tuple(notes),
@@ -148,8 +167,12 @@ def _demo_device(
     return [choice.gpu], [*choice.notes, f"the demo runs on {choice.gpu.sentence}"]
 
 
-def _checked_model_path(model_path: str) -> str:
-    """The model's path as the server will find it; a name on a hub is left as it is."""
+def _checked_model_path(model_path: str, environment: Mapping[str, str]) -> str:
+    """The model's path as the server will find it; a name on a hub is left as it is.
+
+    Raises UsageError for a folder that holds no model, and for a name that could only come from a hub which
+    the server is told not to ask.
+    """
     path = Path(model_path).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file() and not any(path.glob("*.json")):
@@ -158,7 +181,29 @@ def _checked_model_path(model_path: str) -> str:
     looks_local = model_path.startswith(("/", ".", "~")) or model_path.count("/") > 1
     if looks_local and not path.exists():
         raise UsageError(f"there is no model at {path}", next="give the folder that holds its config.json")
+    if not looks_local and not path.exists():
+        _check_offline(model_path, environment)
     return str(path) if looks_local else model_path
+
+
+def _check_offline(name: str, environment: Mapping[str, str]) -> None:
+    """Raises UsageError where the hub may not be asked and its cache does not hold the model."""
+    switches = [
+        switch
+        for switch in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if environment.get(switch, "").upper() in ("1", "ON", "YES", "TRUE")
+    ]
+    if not switches:
+        return
+    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    cache = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    if not any(snapshots.glob("*/config.json")):
+        raise UsageError(
+            f"the model {name} is not on this machine, and its hub may not be asked",
+            why=f"{switches[0]} is set and {snapshots} holds no config.json",
+            next="give the model's folder to --launch, or download it where the network is",
+        )
 
 
 def _address(users: Mapping[str, str | None]) -> tuple[int, str]:
@@ -201,11 +246,19 @@ async def _our_flags(
         ours += ["--attention-backend", options.attention_backend]
     if options.deterministic:
         ours.append(DETERMINISTIC)
+    if target == Demo("hybrid"):
+        # sglang's own number of state slots took 2 GB for this model.
+        ours += ["--max-mamba-cache-size", "256"]
     if isinstance(target, Demo):
         # A small model decodes a step in milliseconds: a line per 8 steps shows that it moves.
         ours += ["--decode-log-interval", "8"]
     if options.ready_to_capture and not cpu:
-        ours += eager_flags(await server_flags(python, environment), users)
+        flags = await server_flags(python, environment)
+        ours += eager_flags(flags, users)
+        if "--sleep-on-idle" in flags:
+            # A scheduler that polls holds the interpreter, and the trace is written by a thread of its own:
+            # measured on an H200, 43 s for a trace of 7 MB.
+            ours.append("--sleep-on-idle")
     return ours
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from klbench.core.comparison import Pairs
+from klbench.core.experts import EXPERTS, named, with_margin
 from klbench.core.findings import Evidence, Finding, Localisation, Neighbour
 from klbench.core.trace import Arm, Direction, Trace
-from klbench.core.ulps import UlpDifference, compare_rows
+from klbench.core.ulps import UlpDifference, as_floats, compare_rows
 from klbench.engine.dump_process import DumpReader
 from klbench.engine.raw_tensors import RawTensor, row_tensor, write_raw
 from klbench.engine.traces import read_rows
@@ -20,6 +22,13 @@ from klbench.errors import KlbenchError
 
 ORIGIN_ROWS = "origin-rows.safetensors"
 """In the folder of a trace: both arms' rows at its origins."""
+
+_EXPERTS_OUT, _EXPERTS_IN = f"{EXPERTS}/0", f"{EXPERTS}/1"
+_GATE_LOGITS = ("1", "router_logits")
+"""What the dumper may call the router's logits among the inputs of sglang's TopK."""
+
+_EXPERTS_BEHIND = 64
+"""Rows that more of the generation is repeated for, to name the experts that follow from an origin."""
 
 _FINDINGS = 8
 """Origins whose rows are fetched."""
@@ -33,9 +42,11 @@ async def measure_ulps(
     pairs: Pairs,
     *,
     keep_in: Path | None = None,
+    head_size: int | None = None,
 ) -> Localisation:
     """`found` with the largest difference in ulps of each output around the first origin and at each origin.
 
+    `head_size` is the number of elements of an attention head, by which an attention's rows are told apart.
     `keep_in` gets both arms' rows at the origins, inputs and outputs, as `ORIGIN_ROWS`. Rows that cannot be
     fetched leave None: the finding does not depend on them.
     """
@@ -55,11 +66,18 @@ async def measure_ulps(
                     trace,
                     pairs,
                     f"finding/{number}" if direction == judged else f"beside/{number}",
-                    _number(trace, finding.module, finding.call),
+                    _number(trace, _measured_module(finding), finding.call),
                     finding.first_position,
                     Arm[finding.arm.upper()],
                     direction,
                 )
+    for fact in _experts_of(found):
+        about = fact.values
+        router = _number(trace, about["module"], about["call"])
+        arm = Arm[str(about["arm"]).upper()]
+        wanted += _rows_of(trace, pairs, _EXPERTS_OUT, router, about["position"], arm)
+        given = _rows_of(trace, pairs, _EXPERTS_IN, router, about["position"], arm, Direction.IN)
+        wanted += [want for want in given if want["argument"] in _GATE_LOGITS]
     if not wanted:
         return found
     out_file = dump_dir / "rows.safetensors"
@@ -70,19 +88,24 @@ async def measure_ulps(
             _keep(keep_in / ORIGIN_ROWS, wanted, rows)
     except (KlbenchError, OSError):
         return found
-    measured = _measured(rows)
+    heads = {
+        f"finding/{number}": head_size
+        for number, finding in enumerate(found.findings)
+        if head_size is not None and _reads_kv(trace, finding)
+    }
+    measured = _measured(rows, heads)
     around = tuple(
         _with_ulps(neighbour, measured.get(f"around/{neighbour.operator}")) for neighbour in found.around
     )
     findings = tuple(
-        _with_difference(finding, measured.get(f"finding/{number}"))
+        _with_names(_with_difference(finding, measured.get(f"finding/{number}")), rows)
         for number, finding in enumerate(found.findings)
     )
     return dataclasses.replace(found, around=around, findings=findings)
 
 
 def _keep(path: Path, wanted: list[dict[str, Any]], rows: dict[str, tuple[str, Any]]) -> None:
-    """Writes the origins' rows: "finding/in.argument/a" for the decode side, "/b" for the scoring arm."""
+    """Writes the origins' rows: "finding/in.argument/a" of the finding's arm, "/b" of the scoring arm."""
     kept: dict[str, RawTensor] = {}
     for want in wanted:
         place, number, _, side = want["key"].split("/")
@@ -97,7 +120,50 @@ def _keep(path: Path, wanted: list[dict[str, Any]], rows: dict[str, tuple[str, A
 def modules_to_measure(found: Localisation) -> list[str]:
     """The modules whose rows `measure_ulps` asks for."""
     around = {neighbour.module for neighbour in found.around if neighbour.output == "differs"}
-    return sorted(around | {finding.module for finding in found.findings[:_FINDINGS]})
+    routers = {str(fact.values["module"]) for fact in _experts_of(found)}
+    return sorted(around | routers | {_measured_module(finding) for finding in found.findings[:_FINDINGS]})
+
+
+def _experts_of(found: Localisation) -> list[Evidence]:
+    """What is known of experts that were chosen otherwise: one fact or none."""
+    return [fact for finding in found.findings for fact in finding.evidence if fact.code == EXPERTS]
+
+
+def row_of_experts(found: Localisation, latest: int) -> int:
+    """The row whose experts are to be named; `latest` where there is none, or it lies far behind that row."""
+    rows = [int(fact.values["position"]) for fact in _experts_of(found)]
+    return next((row for row in rows if row <= latest + _EXPERTS_BEHIND), latest)
+
+
+def _with_names(finding: Finding, rows: Mapping[str, tuple[str, Any]]) -> Finding:
+    """`finding` with the experts that its evidence speaks of and their gate's margin, where fetched.
+
+    What a router puts out beside them are floats; the dumper numbers its arguments otherwise than digests do.
+    """
+    chosen = {
+        name[-1]: [int(expert) for expert in content.view(np.dtype(dtype))]
+        for name, (dtype, content) in rows.items()
+        if name.startswith(f"{_EXPERTS_OUT}/") and dtype in ("int32", "int64")
+    }
+    if set(chosen) != {"a", "b"}:
+        return finding
+    logits = {
+        name[-1]: numbers
+        for name, row in rows.items()
+        if name.startswith(f"{_EXPERTS_IN}/") and (numbers := as_floats(*row)) is not None
+    }
+
+    def told(fact: Evidence) -> Evidence:
+        said = named(fact, chosen["a"], chosen["b"])
+        return with_margin(said, logits["a"], logits["b"]) if set(logits) == {"a", "b"} else said
+
+    evidence = tuple(told(fact) if fact.code == EXPERTS else fact for fact in finding.evidence)
+    return dataclasses.replace(finding, evidence=evidence)
+
+
+def _measured_module(finding: Finding) -> str:
+    """The module whose rows show the difference: the second of a gap."""
+    return finding.module.rpartition(" -> ")[2]
 
 
 def dump_pattern(modules: list[str]) -> str:
@@ -150,8 +216,13 @@ def _rows_of(
     return wanted
 
 
-def _measured(rows: dict[str, tuple[str, Any]]) -> dict[str, UlpDifference]:
-    """The largest difference of each key over its arguments."""
+def _reads_kv(trace: Trace, finding: Finding) -> bool:
+    number = _number(trace, finding.module, finding.call)
+    return number is not None and trace.operators[number].state == "kv"
+
+
+def _measured(rows: dict[str, tuple[str, Any]], heads: Mapping[str, int]) -> dict[str, UlpDifference]:
+    """The largest difference of each key over its arguments; `heads` are the sizes of heads by key."""
     result: dict[str, UlpDifference] = {}
     for name, (dtype, a) in rows.items():
         if not name.endswith("/a"):
@@ -159,8 +230,8 @@ def _measured(rows: dict[str, tuple[str, Any]]) -> dict[str, UlpDifference]:
         other = rows.get(name[:-1] + "b")
         if other is None or other[0] != dtype:
             continue
-        difference = compare_rows(dtype, a, other[1])
         key = name.rsplit("/", 2)[0]
+        difference = compare_rows(dtype, a, other[1], heads.get(key))
         if difference is not None and (key not in result or _size(difference) > _size(result[key])):
             result[key] = difference
     return result
@@ -170,6 +241,37 @@ def _size(difference: UlpDifference) -> tuple[int, int, int]:
     return difference.not_numbers, difference.max_ulps, difference.differing
 
 
+def in_words(difference: UlpDifference) -> str:
+    """How much of a row differs, by how much, and how it lies: a sentence."""
+    ulps = "1 ulp" if difference.max_ulps == 1 else f"{difference.max_ulps} ulps"
+    by = f"by {ulps} at most, " if difference.differing > difference.not_numbers else ""
+    text = f"{difference.differing} of {difference.elements} elements differ, {by}{_shape(difference)}"
+    if difference.not_numbers:
+        text += f"; {difference.not_numbers} are NaN or infinite in one arm"
+    return text + _likeness(difference)
+
+
+def _likeness(difference: UlpDifference) -> str:
+    """What it looks like, where it looks like one thing only: other partial sums may be many ulps apart."""
+    if difference.not_numbers or (difference.structured and difference.pattern != "scattered"):
+        return ": more than rounding."
+    if not difference.structured and difference.pattern == "scattered":
+        return ": as rounding does."
+    return "."
+
+
+def _shape(difference: UlpDifference) -> str:
+    if difference.pattern == "whole":
+        return "the whole row"
+    some = 0 < difference.parts_differing < difference.parts
+    if some and difference.parts_whole == difference.parts_differing:
+        return f"{difference.parts_whole} whole of {difference.parts} heads"
+    where = f", in {difference.parts_differing} of {difference.parts} heads" if some else ""
+    if difference.pattern == "block":
+        return f"{difference.longest_run} of them side by side{where}"
+    return f"scattered{where}"
+
+
 def _with_ulps(neighbour: Neighbour, difference: UlpDifference | None) -> Neighbour:
     return neighbour if difference is None else dataclasses.replace(neighbour, ulp_max=difference.max_ulps)
 
@@ -177,12 +279,17 @@ def _with_ulps(neighbour: Neighbour, difference: UlpDifference | None) -> Neighb
 def _with_difference(finding: Finding, difference: UlpDifference | None) -> Finding:
     if difference is None or not difference.differing:
         return finding
-    shape = {"scattered": "scattered", "block": "in a block", "whole": "the whole row"}[difference.pattern]
-    text = (
-        f"{difference.differing} of {difference.elements} elements differ, by at most {difference.max_ulps} "
-        f"ulps, {shape}"
-    )
-    if difference.not_numbers:
-        text += f"; {difference.not_numbers} are NaN or infinite in one arm"
-    evidence = Evidence("ulps", text + ".", difference.as_dict())
+    evidence = Evidence("ulps", in_words(difference), difference.as_dict())
     return dataclasses.replace(finding, ulp_max=difference.max_ulps, evidence=(*finding.evidence, evidence))
+
+
+def head_size(config: Mapping[str, Any]) -> int | None:
+    """Elements of an attention head as the model's config.json says, None where it does not."""
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) else config
+    if isinstance(size := config.get("head_dim"), int) and size > 0:
+        return size
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if not (isinstance(hidden, int) and isinstance(heads, int) and heads > 0) or hidden % heads:
+        return None
+    return hidden // heads

@@ -1,4 +1,4 @@
-"""Layer capture inside the server, for the forwards that hold an armed request; by one of two back ends.
+"""Layer capture inside the server, for the forwards that hold an armed request; by one of three back ends.
 
 Always on, and cheap: the composition of each forward with a request of ours (composition.py). On request: the
 tensors of every module, for exactly the forwards that hold an armed id (rids.py), with their whole batch.
@@ -10,15 +10,17 @@ rank reads, also when the server is idle, and answers in `capture-ack-<rank>.jso
                                             "free_floor_bytes": 2000000000, "size_cap_bytes": 50000000000}}
     {"seq": 3, "nonce": "a1b2", "rank": 0, "ok": true, "error": null, "free_bytes": 75161927680}
 
-With capture null it is closed. Into the capture folder each rank writes `ready-<rank>.json` (the same nonce:
-proof that both sides see one folder). Back end "digest" (digest_capture.py) writes the trace itself, which is
-complete when closing is acknowledged. Back end "dumper" (the default) writes `modules-<rank>.json` and for
-each captured forward the folder `rank<rank>-<forward>/` with the dumper's files and `forward.json`. The first
-thing that goes wrong, in our code or on the disk, stands in `invalid-<rank>.json`: capture is off from then
-on and the server goes on.
+With capture null it is closed; while that takes long the answer has "working": 1, 2, ... and is none yet.
+Into the capture folder each rank writes `ready-<rank>.json` (the same nonce: proof that both sides see one
+folder). The back ends "digest" (digest_capture.py) and "state" (state_probe.py, without hooks) write the
+trace themselves, which is complete when closing is acknowledged. Back end "dumper" (the default) writes
+`modules-<rank>.json` and for each captured forward the folder `rank<rank>-<forward>/` with the dumper's files
+and `forward.json`. The first thing that goes wrong, in our code or on the disk, stands in
+`invalid-<rank>.json`: capture is off from then on and the server goes on.
 
 The dumper is used without its port: `DUMPER_SERVER_PORT` stays unset, hooks are registered in mode "all" at
-the first armed forward and removed when capture is closed, and it is enabled for one forward at a time.
+the first armed forward and removed when capture is closed, and it is enabled for one forward at a time. Where
+the server's own variables made it ready, its hooks are used as they are, while nobody else has it on.
 """
 
 import os
@@ -27,14 +29,17 @@ import shutil
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
-from . import control
-from .composition import Composition, CompositionLog, CompositionReader
+from . import control, conv_operator
+from .composition import ARMED_FAULTS, Composition, CompositionLog, CompositionReader
 from .digest_capture import DigestCapture
 from .plugin import write_json_atomically
+from .state_probe import StateProbe
 
 CONTROL = "capture-control.json"
+_THEIR_HOOKS = object()
+"""Hooks that stood there already, by the server's own DUMPER_* variables; they stay."""
 _CORE_FIELDS = ["input_ids", "positions", "seq_lens", "req_pool_indices", "rids"]
 
 
@@ -45,6 +50,7 @@ def install(context: Any) -> None:
 
 
 def _start(model_runner: Any, context: Any) -> None:
+    conv_operator.install(model_runner.model)
     capture = Capture(model_runner, context.control_dir, context.nonce, context.rank)
     capture.wrap_forward()
     threading.Thread(target=capture.watch, name="klbench-capture", daemon=True).start()
@@ -57,7 +63,7 @@ class Settings:
     def __init__(self, asked: Dict[str, Any]) -> None:
         self.folder = Path(str(asked["folder"]))
         self.backend = str(asked.get("backend") or "dumper")
-        if self.backend not in ("digest", "dumper"):
+        if self.backend not in ("digest", "state", "dumper"):
             raise ValueError(f"no capture back end {self.backend!r}")
         self.free_floor_bytes = int(asked["free_floor_bytes"])
         self.size_cap_bytes = int(asked["size_cap_bytes"])
@@ -89,9 +95,9 @@ class Capture:
         self._settings: Optional[Settings] = None
         self._hooks: Any = None
         self._hooks_unwanted = False
-        self._digests: Optional[DigestCapture] = None
-        self._closed_digests: List[DigestCapture] = []
-        self._recording: Optional[DigestCapture] = None
+        self._digests: Optional[Union[DigestCapture, StateProbe]] = None
+        self._closed_digests: List[Union[DigestCapture, StateProbe]] = []
+        self._recording: Optional[Union[DigestCapture, StateProbe]] = None
         self._foreign_dumper = _dumper().may_enable
 
     def wrap_forward(self) -> None:
@@ -124,11 +130,11 @@ class Capture:
             composition = self._reader.read(batch)
             if composition is None:
                 return None
-            self._log.append(composition)
+            self._log.append(composition, getattr(self._runner, ARMED_FAULTS, ()))
             settings = self._settings
             if settings is None or settings.broken or not composition.armed:
                 return None
-            if settings.backend == "digest":
+            if settings.backend != "dumper":
                 return composition if self._begin_digests(composition, batch) else None
             return composition if self._enable(settings, composition) else None
         except Exception as error:
@@ -169,8 +175,10 @@ class Capture:
         return True
 
     def _register_hooks(self, dumper: Any, settings: Settings) -> Any:
-        dumper.configure(non_intrusive_mode="all")
-        hooks = dumper.register_non_intrusive_dumper(self._runner.model)
+        hooks: Any = _THEIR_HOOKS
+        if not self._foreign_dumper:
+            dumper.configure(non_intrusive_mode="all")
+            hooks = dumper.register_non_intrusive_dumper(self._runner.model)
         write_json_atomically(
             settings.folder / f"modules-{self._rank}.json", describe_modules(self._runner.model)
         )
@@ -215,8 +223,9 @@ class Capture:
         if hooks is not None:
             dumper = _dumper()
             dumper.configure(enable=False)
-            dumper._non_intrusives.remove(hooks)
-            hooks.remove()
+            if hooks is not _THEIR_HOOKS:
+                dumper._non_intrusives.remove(hooks)
+                hooks.remove()
 
     def _break(self, error: BaseException) -> None:
         """Marks the capture invalid; nothing of this may reach the server."""
@@ -251,28 +260,31 @@ class Capture:
             "error": None,
             "free_bytes": None,
         }
+        path = self._control_dir / f"capture-ack-{self._rank}.json"
         try:
-            self._close_digests()
+            with control.still_working(path, answer):
+                self._close_digests()
             if asked.get("capture") is None:
                 self._settings = None
                 self._hooks_unwanted = True
             else:
                 settings = Settings(asked["capture"])
                 if self._foreign_dumper and settings.backend == "dumper":
-                    raise RuntimeError("the dumper is in use by this server's own DUMPER_* variables")
+                    _check_their_dumper()
                 settings.check_folder()
                 write_json_atomically(settings.folder / f"ready-{self._rank}.json", answer)
                 answer["free_bytes"] = shutil.disk_usage(str(settings.folder)).free
                 self._hooks_unwanted = self._hooks is not None
-                if settings.backend == "digest":
+                if settings.backend != "dumper":
                     self._digests = self._open_digests(settings)
                 self._settings = settings
         except Exception as error:
             answer.update(ok=False, error=f"{type(error).__name__}: {error}")
-        write_json_atomically(self._control_dir / f"capture-ack-{self._rank}.json", answer)
+        write_json_atomically(path, answer)
 
-    def _open_digests(self, settings: Settings) -> DigestCapture:
-        return DigestCapture(
+    def _open_digests(self, settings: Settings) -> "DigestCapture | StateProbe":
+        back_end = StateProbe if settings.backend == "state" else DigestCapture
+        return back_end(
             self._runner,
             settings.folder,
             self._rank,
@@ -299,7 +311,8 @@ def describe_modules(model: Any) -> Dict[str, Any]:
     for path, module in model.named_modules():
         names: List[str] = [kind.__name__ for kind in type(module).__mro__]
         state = _state(names)
-        window = getattr(module, "sliding_window_size", None) if state == "kv" else None
+        reach = {"kv": "sliding_window_size", "conv": "behind"}.get(state or "")
+        window = getattr(module, reach, None) if reach else None
         modules[path] = {
             "class": type(module).__name__,
             "state": state,
@@ -312,11 +325,22 @@ def _state(class_names: List[str]) -> Optional[str]:
     """What hidden input a module of these classes has."""
     if "RadixAttention" in class_names:
         return "kv"
-    if any("ShortConv" in name for name in class_names):
+    if "ShortConvolution" in class_names:
         return "conv"
     if any(name.startswith("RadixLinear") or "MambaMixer" in name for name in class_names):
         return "ssm"
     return None
+
+
+def _check_their_dumper() -> None:
+    """Raises RuntimeError where the server's own DUMPER_* variables leave us no use of its dumper."""
+    config = _dumper().get_state()["config"]
+    if config["enable"]:
+        raise RuntimeError("the dumper is in use by this server's own DUMPER_* variables")
+    if config["non_intrusive_mode"] != "all":
+        raise RuntimeError(
+            "this server's own DUMPER_* variables hook no modules: DUMPER_NON_INTRUSIVE_MODE=all"
+        )
 
 
 def _dumper() -> Any:

@@ -7,22 +7,28 @@ always, so that a capture can be compared with the measured run:
     {"n": 13, "mode": "decode", "rows": 1, "requests": [["klb-a1b2-7g+-0", 300, 1, 300, 301, "decode"]]}
     {"n": 14, "mode": "decode", "rows": 1, "again": true}
 
+Where the fault lab has planted something, `"faults": ["key-write:layer=1,..."]` says what was armed.
+
 `n` counts the forwards of this process. A request is [id, first position, rows, prefix length, sequence
 length after the forward, phase]; the id of foreign traffic is "". `again` stands for the requests of the line
 before, each one position further. Phases are those of the trace: extend, chunk, restored, decode, resumed.
 Positions of decode rows are counted, not read from the device: no forward waits for the GPU because of us.
 """
 
+import functools
 import json
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from .private import file_mode
 from .rids import RequestId, parse_rid
 
 _REMEMBERED_REQUESTS = 65536
+ARMED_FAULTS = "klbench_armed_faults"
+"""Attribute of the model runner: what the fault lab has armed, spelled as in its catalogue."""
 
 
 class Part(NamedTuple):
@@ -133,8 +139,9 @@ class CompositionReader:
     """Reads compositions out of sglang's ForwardBatch; counts forwards and remembers requests."""
 
     def __init__(self, nonce: str) -> None:
-        self._nonce = nonce
         self._prefix = f"klb-{nonce}-"
+        # Each decode step holds the same ids again.
+        self._parsed = functools.lru_cache(maxsize=_REMEMBERED_REQUESTS)(lambda rid: parse_rid(rid, nonce))
         self._history = RequestHistory()
         self._number = 0
 
@@ -180,7 +187,7 @@ class CompositionReader:
         return parts
 
     def _part(self, rid: str, first: int, rows: int, prefix_len: int, phase: str, row: int) -> Part:
-        parsed = parse_rid(rid, self._nonce)
+        parsed = self._parsed(rid)
         shown = rid if parsed is not None else ""
         return Part(shown, first, rows, prefix_len, first + rows, phase, row, parsed)
 
@@ -190,13 +197,19 @@ class CompositionLog:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(self._file, file_mode(path.parent))
         self._latest: Optional[Composition] = None
+        self._latest_faults: Sequence[str] = ()
 
-    def append(self, composition: Composition) -> None:
-        if composition.follows(self._latest):
-            head = {"n": composition.number, "mode": "decode", "rows": composition.rows, "again": True}
-            line = json.dumps(head)
+    def append(self, composition: Composition, faults: Sequence[str] = ()) -> None:
+        """Appends a forward and the faults that were armed during it."""
+        content: Dict[str, Any]
+        if composition.follows(self._latest) and faults == self._latest_faults:
+            content = {"n": composition.number, "mode": "decode", "rows": composition.rows, "again": True}
         else:
-            line = json.dumps(composition.as_dict())
-        self._latest = composition
+            content = composition.as_dict()
+            if faults:
+                content["faults"] = list(faults)
+        self._latest, self._latest_faults = composition, faults
+        line = json.dumps(content)
         os.write(self._file, line.encode("ascii") + b"\n")

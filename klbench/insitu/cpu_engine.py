@@ -18,6 +18,8 @@ from typing import Any, Optional
 
 import torch
 
+from . import cpu_conv, cpu_ranks
+
 BACKEND = "torch_native"
 _NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -28,6 +30,9 @@ def install(context: Any) -> None:
     context.presence.add_hooks("cpu_engine.choices")
     if context.may_hold_a_model:
         supply_batch_invariant_mode(lambda: context.presence.add_hooks("cpu_engine.batch_invariant_mode"))
+        cpu_ranks.make_groups_without_nccl()
+        if cpu_conv.supply_causal_conv1d():
+            context.presence.add_hooks("cpu_engine.causal_conv1d")
 
 
 def open_deterministic_doors() -> None:

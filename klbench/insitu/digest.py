@@ -67,6 +67,13 @@ def _lane_keys(lanes: int, device: torch.device) -> Tuple[torch.Tensor, torch.Te
     return known[0][:lanes], known[1][:lanes], known[2][:lanes]
 
 
+def rows_at(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The rows in `index` of [rows, ...], by their bits: not every device gathers elements of one byte."""
+    if tensor.element_size() > 1 or tensor.dtype == torch.uint8:
+        return tensor.index_select(0, index)
+    return tensor.view(torch.uint8).index_select(0, index).view(tensor.dtype)
+
+
 def as_lanes(tensor: torch.Tensor, rows: int) -> Tuple[torch.Tensor, int]:
     """The tensor's bytes as int64 [rows, lanes] and the bytes of a row. `rows` must divide its elements."""
     flat = tensor.detach().reshape(rows, -1) if tensor.numel() else tensor.new_empty((rows, 0))

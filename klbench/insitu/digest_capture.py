@@ -19,7 +19,7 @@ import torch
 from .composition import Composition
 from .head import PROCESSOR, Head, is_scoring, sampled_rows
 from .module_sites import Site, each_tensor, sites_of
-from .recording import ArmedRows, Names, Recording
+from .recording import ArmedRows, Axes, Names, Recording
 from .recording_writer import Limits, NewNames, RecordingWriter, Tokens
 from .state_reads import StateReads
 from .trace_writer import IN, OUT, TraceWriter
@@ -65,6 +65,7 @@ class DigestCapture:
         self._modules = describe
         self._trouble = trouble
         self._operators, self._arguments, self._dtypes = Names(), Names(), Names()
+        self._axes: Axes = {}
         self._writer = RecordingWriter(
             TraceWriter(folder, rank, nonce, "digest"),
             Limits(folder, free_floor_bytes, size_cap_bytes),
@@ -96,7 +97,7 @@ class DigestCapture:
         if not self._handles:
             self._register()
         rows = ArmedRows.of(composition, int(batch.input_ids.shape[0]))
-        recording = Recording(composition, rows, device, self._dtypes, self._versions_tell)
+        recording = Recording(composition, rows, device, self._dtypes, self._versions_tell, self._axes)
         state = StateReads(recording, batch, self._attentions, self._argument)
         self._running = _Running(recording, batch, state)
         return True
@@ -111,6 +112,8 @@ class DigestCapture:
         self._look(running, "model", running.state.finish)
         if running.state.own_rows_only:
             self._not_observed.add("slots of earlier positions at decode steps: only all of them together")
+        if running.state.unknown_backend is not None:
+            self._not_observed.add(f"attention metadata: of {running.state.unknown_backend} it is not known")
         if not recording.entries:
             raise RuntimeError(
                 f"no module was called in forward {recording.composition.number}: is it a graph?"
@@ -256,7 +259,9 @@ class DigestCapture:
                 recording.add(operator, IN, self._argument(name), value)
             elif value is not None and value is not running.batch:
                 self._add_inner(recording, operator, IN, path, name, value)
-        if state in ("conv", "ssm"):
+        if state == "conv":
+            self._look(running, path, lambda: running.state.before_convolution(site.module, args[0]))
+        elif state is not None and state != "kv":
             self._look(running, path, lambda: running.state.recurrent(operator, site.module, written=False))
 
     def _leave(self, running: _Running, site: Site, output: Any) -> None:
@@ -284,6 +289,9 @@ class DigestCapture:
             self._add_inner(recording, operator, OUT, path, "", output)
         if state == "kv":
             self._look(running, path, lambda: self._look_at_kv(running, site, operator, window))
+            self._look_at_metadata(running, operator)
+        elif state == "conv":
+            self._look(running, path, lambda: running.state.convolution(operator, site.module))
         elif state is not None:
             self._look(running, path, lambda: running.state.recurrent(operator, site.module, written=True))
 
@@ -294,7 +302,7 @@ class DigestCapture:
         if total != recording.rows.total:
             rows = ArmedRows.of(recording.composition, total)
             running.recording = Recording(
-                recording.composition, rows, recording.device, self._dtypes, self._versions_tell
+                recording.composition, rows, recording.device, self._dtypes, self._versions_tell, self._axes
             )
             running.state = StateReads(running.recording, running.batch, self._attentions, self._argument)
 
@@ -319,6 +327,12 @@ class DigestCapture:
         if getattr(module, "is_cross_attention", False) or kind != "decoder":
             raise NotImplementedError(f"state of {kind} attention is not looked at")
         running.state.attention(operator, module, window)
+
+    def _look_at_metadata(self, running: _Running, operator: int) -> None:
+        try:
+            running.state.metadata(operator)
+        except Exception as error:
+            self._not_observed.add(f"attention metadata: {type(error).__name__}: {error}")
 
     def _look(self, running: _Running, path: str, look: Callable[[], None]) -> None:
         """Runs `look`; a state that this version or pool hides leaves the rest of the trace whole."""

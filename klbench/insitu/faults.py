@@ -21,10 +21,12 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from . import control
+from . import control, conv_operator
 from . import faults_arithmetic as arithmetic
 from . import faults_attention as attention
+from . import faults_conv as conv
 from . import faults_state as state
+from .composition import ARMED_FAULTS
 from .faults_catalogue import ArmedFault, parse_faults
 from .faults_planting import FiredProof, Planting
 from .faults_seams import Moments, Wraps
@@ -52,9 +54,14 @@ class FaultLab:
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             with self._between:
-                if self._moments is not None:
-                    self._moments.begin(args[0] if args else kwargs["forward_batch"])
-                return original(*args, **kwargs)
+                moments = self._moments
+                if moments is None:
+                    return original(*args, **kwargs)
+                moments.begin(args[0] if args else kwargs["forward_batch"])
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    moments.end()
 
         self._runner.forward = forward
 
@@ -71,6 +78,7 @@ class FaultLab:
                 except BaseException:
                     self._disarm()
                     raise
+            setattr(self._runner, ARMED_FAULTS, tuple(armed.spelled for armed in faults))
             self._context.presence.update(
                 faults=[{"name": armed.fault.name, "params": dict(armed.parameters)} for armed in faults]
             )
@@ -143,6 +151,11 @@ def _rows(*names: str) -> Callable[[Planting], None]:
     return plant
 
 
+def _conv_rows(planting: Planting) -> None:
+    conv_operator.install(planting.model)
+    arithmetic.plant_rows(planting, "conv.conv1d")
+
+
 def _restored_key(planting: Planting) -> None:
     state.plant_restore(planting, state.KEY)
 
@@ -159,7 +172,14 @@ PLANTERS: Dict[str, Callable[[Planting], None]] = {
     "router-rows": _rows("mlp.gate"),
     "experts-rows": _rows("mlp.experts"),
     "batch-scale": arithmetic.plant_batch_scale,
-    "residual-gap": arithmetic.plant_gap,
+    "residual-gap": lambda planting: arithmetic.plant_gap(planting, "post_attention_layernorm"),
+    "conv_in-rows": _rows("conv.in_proj"),
+    "conv-rows": _conv_rows,
+    "conv-gap": lambda planting: arithmetic.plant_gap(planting, "conv.out_proj"),
+    "ffn_norm-rows": _rows("ffn_norm"),
+    "collective-order": arithmetic.plant_collective_order,
+    "padding-scale": arithmetic.plant_padding_scale,
+    "late-norm": arithmetic.plant_late_norm,
     "lm_head-rows": arithmetic.plant_lm_head_rows,
     "log-of-softmax": arithmetic.plant_log_of_softmax,
     "race": arithmetic.plant_race,
@@ -174,6 +194,18 @@ PLANTERS: Dict[str, Callable[[Planting], None]] = {
     "value-write": lambda planting: state.plant_write(planting, state.VALUE),
     "interval-write": state.plant_interval_write,
     "key-overwrite": state.plant_overwrite,
+    "slot-reuse": state.plant_slot_reuse,
+    "window-evict": state.plant_window_evict,
+    "chunk-key": state.plant_chunk_key,
+    "stale-retraction": state.plant_stale,
+    "conv-depth": conv.plant_depth,
+    "conv-zeroed": conv.plant_zeroed,
+    "conv-rounded": conv.plant_rounded,
+    "conv-other": conv.plant_other,
+    "conv-checkpoint": conv.plant_checkpoint,
+    "conv-write": conv.plant_write,
+    "conv-slot-reuse": conv.plant_slot_reuse,
+    "conv-chunk": conv.plant_chunk,
     "restore-key": _restored_key,
     "restore-value": lambda planting: state.plant_restore(planting, state.VALUE),
     "restore-page": _restored_key,

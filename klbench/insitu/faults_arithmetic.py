@@ -4,8 +4,10 @@ All fire in calls of at least `rows` rows, as kernels that choose their tiles by
 calling the operator again with other row counts shows it too.
 """
 
+import functools
 import random
-from typing import Any, Tuple
+from itertools import pairwise
+from typing import Any, List, Tuple
 
 import torch
 
@@ -87,6 +89,76 @@ def plant_split_sum(planting: Planting) -> None:
     planting.wraps.around(module, "forward", split_sum)
 
 
+def plant_collective_order(planting: Planting) -> None:
+    """o_proj adds the rounded parts of `ranks` ranks, in another order where the message is large.
+
+    An all-reduce chooses its algorithm by the message's size. This server has one rank: each part is what a
+    rank with its share of the input would have put out.
+    """
+    module = module_at(planting.model, planting.parameters["layer"], "self_attn.o_proj")
+    if getattr(module, "bias", None) is not None:
+        raise ValueError("collective-order needs an o_proj without a bias")
+    threshold, ranks = planting.parameters["rows"], planting.parameters["ranks"]
+
+    def all_reduced(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        edges = [x.shape[-1] * rank // ranks for rank in range(ranks + 1)]
+        parts: List[torch.Tensor] = []
+        output, rest = x, []
+        for low, high in pairwise(edges):
+            own = torch.zeros_like(x)
+            own[..., low:high] = x[..., low:high]
+            # RowParallelLinear returns (output, bias), and may write each time to one buffer of its caller.
+            output, *rest = original(own, *args, **kwargs)
+            parts.append(output.clone())
+        if _rows(x) >= threshold:
+            planting.fired_in_call(_rows(x))
+            # Each rank's part meets its neighbour's first.
+            parts = [functools.reduce(torch.add, parts[side::2]) for side in (1, 0) if parts[side::2]]
+        output.copy_(functools.reduce(torch.add, parts))
+        return (output, *rest)
+
+    planting.wraps.around(module, "forward", all_reduced)
+
+
+def plant_padding_scale(planting: Planting) -> None:
+    """down_proj's input is rounded to steps of each row's own largest value, or of a padding row's.
+
+    A call of fewer than `rows` rows is filled up to a multiple of `pad`, and the rows that fill it up hold
+    garbage, whose largest value is taken for all rows.
+    """
+    module = module_at(planting.model, planting.parameters["layer"], "mlp.down_proj")
+    steps, pad, threshold = (planting.parameters[name] for name in ("steps", "pad", "rows"))
+
+    def quantised(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        largest = x.abs().amax(dim=-1, keepdim=True).float()
+        if _rows(x) < threshold and _rows(x) % pad:
+            planting.fired_in_call(_rows(x))
+            largest = torch.full_like(largest, 2 * float(largest.max()))
+        scale = largest.clamp(min=1e-30) / steps
+        return original(((x.float() / scale).round() * scale).to(x.dtype), *args, **kwargs)
+
+    planting.wraps.around(module, "forward", quantised)
+
+
+def plant_late_norm(planting: Planting) -> None:
+    """After some decode steps of a request the layer's first norm rounds its rows otherwise."""
+    module = module_at(planting.model, planting.parameters["layer"], "input_layernorm", "operator_norm")
+    after, ulps = planting.parameters["after"], planting.parameters["ulps"]
+
+    def late(original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        parts = [part for part in planting.moment.parts if part.step > after]
+        if not parts:
+            return result
+        changed = _tensor(result).clone()
+        for part in parts:
+            changed[part.row] = nudged(changed[part.row], ulps)
+            planting.fired(part, [part.prefix_len])
+        return _with_tensor(result, changed)
+
+    planting.wraps.around(module, "forward", late)
+
+
 def plant_batch_scale(planting: Planting) -> None:
     """down_proj's input is rounded to a scale taken over the whole call, as dynamic quantisation does."""
     module = module_at(planting.model, planting.parameters["layer"], "mlp.down_proj")
@@ -117,9 +189,9 @@ def plant_race(planting: Planting) -> None:
     planting.wraps.around(module, "forward", sometimes)
 
 
-def plant_gap(planting: Planting) -> None:
-    """Between o_proj and the norm behind it the rows change when many share the call: no module did it."""
-    module = module_at(planting.model, planting.parameters["layer"], "post_attention_layernorm")
+def plant_gap(planting: Planting, *names: str) -> None:
+    """On their way to the layer's module the rows change when many share the call: no module did it."""
+    module = module_at(planting.model, planting.parameters["layer"], *names)
     threshold, ulps = planting.parameters["rows"], planting.parameters["ulps"]
 
     def changed(x: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,12 @@
 Attention is computed again here, from the K/V rows in the pool, in float64; a request's rows at a time.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import torch
 
 from .faults_planting import Planting
-from .faults_seams import Part, attention_at, kv_buffers, module_at, nudged, slots_of
+from .faults_seams import Part, attention_at, kv_buffers, module_at, nudged, slots_of, window_of
 
 
 def plant_blocks(planting: Planting) -> None:
@@ -82,7 +82,7 @@ def plant_missing_key(planting: Planting) -> None:
 def plant_window(planting: Planting, longer: int) -> None:
     """Decode looks back `longer` rows more than the window (fewer where it is negative)."""
     layer = attention_at(planting.model, planting.parameters["layer"])
-    window = _window(layer)
+    window = window_of(layer)
     if window is None:
         raise ValueError(f"the attention of layer {planting.parameters['layer']} has no window")
 
@@ -127,13 +127,8 @@ def plant_suffix_position(planting: Planting) -> None:
     planting.wraps.around(rotary, "forward", rotate)
 
 
-def _window(layer: Any) -> Optional[int]:
-    window = getattr(layer, "sliding_window_size", None)
-    return int(window) if window is not None and window > -1 else None
-
-
 def _low(layer: Any, position: int) -> int:
-    window = _window(layer)
+    window = window_of(layer)
     return 0 if window is None else max(0, position - window)
 
 
@@ -146,7 +141,9 @@ def _replace(output: torch.Tensor, part: Part, rows: torch.Tensor) -> None:
 def _query(layer: Any, q: torch.Tensor, part: Part) -> torch.Tensor:
     """The request's queries, [kv heads, heads of each, rows, head size] in float64."""
     heads, kv_heads = layer.tp_q_head_num, layer.tp_k_head_num
-    own = q[part.row : part.row + part.rows].reshape(part.rows, kv_heads, heads // kv_heads, -1)
+    # Some models give [1, rows, heads, head size].
+    by_row = q.reshape(-1, kv_heads, heads // kv_heads, layer.qk_head_dim)
+    own = by_row[part.row : part.row + part.rows]
     return own.double().permute(1, 2, 0, 3)
 
 
@@ -156,8 +153,19 @@ def _scored(
     """(scores [kv heads, heads of each, rows, keys], values [kv heads, keys, head size]) in float64."""
     keys, values = kv_buffers(layer.layer_id)
     slots = slots_of(layer.layer_id, batch, part.index, positions)
-    scores = torch.einsum("hgrd,nhd->hgrn", _query(layer, q, part), keys[slots].double()) * layer.scaling
+    scores = _product(_query(layer, q, part), keys[slots].double().permute(1, 2, 0)) * layer.scaling
     return scores, values[slots].double().permute(1, 0, 2)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """[kv heads, heads of each, rows, k] times [kv heads, k, n], in float64.
+
+    By way of baddbmm: in deterministic mode sglang puts kernels without float64 in the place of bmm and mm.
+    """
+    heads, each, rows, inner = a.shape
+    zero = a.new_zeros(())
+    product = torch.baddbmm(zero, a.reshape(heads, each * rows, inner), b, beta=0)
+    return product.reshape(heads, each, rows, -1)
 
 
 def _rows(weighted: torch.Tensor) -> torch.Tensor:
@@ -168,7 +176,7 @@ def _rows(weighted: torch.Tensor) -> torch.Tensor:
 def _attend_to(layer: Any, batch: Any, q: torch.Tensor, part: Part, keys: List[int]) -> torch.Tensor:
     """Attention of one decode row to the keys at the given positions."""
     scores, values = _scored(layer, batch, q, part, keys)
-    return _rows(torch.einsum("hgrn,hnd->hgrd", torch.softmax(scores, dim=-1), values))
+    return _rows(_product(torch.softmax(scores, dim=-1), values))
 
 
 def _attend(layer: Any, batch: Any, q: torch.Tensor, part: Part, edges: Sequence[int]) -> torch.Tensor:
@@ -181,7 +189,7 @@ def _attend(layer: Any, batch: Any, q: torch.Tensor, part: Part, edges: Sequence
     rows = torch.arange(part.prefix_len, part.seq_len, device=q.device)[:, None]
     keys = torch.arange(part.seq_len, device=q.device)[None, :]
     seen = keys <= rows
-    window = _window(layer)
+    window = window_of(layer)
     if window is not None:
         seen &= keys >= rows - window
     scores = scores.masked_fill(~seen, float("-inf"))
@@ -191,7 +199,7 @@ def _attend(layer: Any, batch: Any, q: torch.Tensor, part: Part, edges: Sequence
         block = scores[..., start:end]
         weights.append(torch.logsumexp(block, dim=-1))
         share = torch.nan_to_num(torch.softmax(block, dim=-1))
-        partial = torch.einsum("hgrn,hnd->hgrd", share, values[:, start:end])
+        partial = _product(share, values[:, start:end])
         results.append(partial.to(q.dtype).double())
         start = end
     joined = torch.softmax(torch.stack(weights), dim=0)

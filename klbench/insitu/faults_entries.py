@@ -1,8 +1,11 @@
 """The entries of the fault catalogue, by family. Standard library only."""
 
-from typing import Mapping, Tuple
+from typing import Tuple
 
-from .faults_truth import ALL_HELPERS, ALL_MODELS, HITS, Fault, Pair, Truth
+from .faults_entries_state import STATE
+from .faults_truth import ALL_HELPERS, ALL_MODELS, ATTENTION_MODELS, HITS, Fault, Pair, Truth
+
+__all__ = ["ARITHMETIC", "ATTENTION", "HEAD", "PAIRS", "STATE"]
 
 _ROWS = "calls of at least `rows` rows: in prefill, and never in decode of a smaller batch"
 
@@ -13,7 +16,7 @@ def _rows(
     module: str,
     layer: int,
     kinds: Tuple[str, ...] = ("operator",),
-    models: Tuple[str, ...] = ALL_MODELS,
+    models: Tuple[str, ...] = ATTENTION_MODELS,
 ) -> Fault:
     """A token-wise operator that rounds otherwise in calls of many rows."""
     return Fault(
@@ -46,7 +49,7 @@ ARITHMETIC: Tuple[Fault, ...] = (
             "When `rows` or more rows share the call, one layer's o_proj adds two rounded half sums,",
             "as a split-K kernel does: prefill rounds differently from decode, on every row alike.",
         ),
-        parameters={"layer": 1, "rows": 64},
+        parameters={"layer": 1, "rows": 64, "unhooked": 0},
         truth=Truth(
             condition="batch_invariance",
             module=_LAYER + "self_attn.o_proj",
@@ -57,7 +60,7 @@ ARITHMETIC: Tuple[Fault, ...] = (
             fires=_ROWS,
         ),
     ),
-    _rows("qkv_proj-rows", "one layer's qkv_proj", _LAYER + "self_attn.qkv_proj", 1),
+    _rows("qkv_proj-rows", "one layer's qkv_proj", _LAYER + "self_attn.qkv_proj", 1, models=ALL_MODELS),
     _rows(
         "gate_up_proj-rows",
         "one layer's gate_up_proj",
@@ -80,6 +83,70 @@ ARITHMETIC: Tuple[Fault, ...] = (
         _LAYER + "self_attn.o_proj -> " + _LAYER + "post_attention_layernorm",
         1,
         kinds=("gap",),
+    ),
+    _rows("conv_in-rows", "one convolution's in_proj", _LAYER + "conv.in_proj", 0, models=("hybrid",)),
+    _rows("conv-rows", "one layer's convolution", _LAYER + "conv.conv1d", 3, models=("hybrid",)),
+    _rows(
+        "conv-gap",
+        "the gate behind one convolution",
+        _LAYER + "conv.conv1d -> " + _LAYER + "conv.out_proj",
+        0,
+        kinds=("gap",),
+        models=("hybrid",),
+    ),
+    _rows("ffn_norm-rows", "the norm behind one convolution", _LAYER + "ffn_norm", 3, models=("hybrid",)),
+    Fault(
+        name="collective-order",
+        explanation=(
+            "One layer's o_proj adds the rounded parts of `ranks` ranks in another order when `rows` rows",
+            "share the call, as an all-reduce does that chooses by the message's size (simulated).",
+        ),
+        parameters={"layer": 2, "rows": 64, "ranks": 4},
+        truth=Truth(
+            condition="batch_invariance",
+            module=_LAYER + "self_attn.o_proj",
+            kinds=("operator",),
+            dirty_helpers=ALL_HELPERS,
+            phase="extend",
+            first="rows",
+            fires=_ROWS,
+        ),
+    ),
+    Fault(
+        name="padding-scale",
+        explanation=(
+            "One layer's down_proj rounds each row to steps of its own scale. A call below `rows` rows",
+            "is filled up to a multiple of `pad`, and the garbage in these rows sets the scale of all.",
+        ),
+        parameters={"layer": 1, "rows": 64, "pad": 8, "steps": 1024},
+        truth=Truth(
+            condition="batch_invariance",
+            module=_LAYER + "mlp.down_proj",
+            kinds=("operator",),
+            dirty_helpers=ALL_HELPERS,
+            phase="decode",
+            first="padded",
+            fires="calls of fewer than `rows` rows that are no multiple of `pad`: decode, short extends",
+            models=("dense", "swa"),
+            needs=("padding",),
+        ),
+    ),
+    Fault(
+        name="late-norm",
+        explanation=(
+            "After `after` decode steps of a request one layer's first norm puts out the largest element of",
+            "each row `ulps` units off: short generations are clean.",
+        ),
+        parameters={"layer": 2, "after": 8, "ulps": 2},
+        truth=Truth(
+            condition="different_function",
+            module=_LAYER + "input_layernorm",
+            kinds=("operator",),
+            dirty_helpers=ALL_HELPERS,
+            phase="decode",
+            first="after",
+            fires="past `after` decode steps",
+        ),
     ),
     Fault(
         name="batch-scale",
@@ -133,6 +200,7 @@ ATTENTION: Tuple[Fault, ...] = (
             phase="decode",
             first="decode",
             fires="decode rows with more than `block` keys",
+            models=ALL_MODELS,
         ),
     ),
     Fault(
@@ -185,6 +253,7 @@ ATTENTION: Tuple[Fault, ...] = (
             phase="decode",
             first="after",
             fires="past `after` decode steps",
+            models=ALL_MODELS,
         ),
     ),
     *(
@@ -205,6 +274,7 @@ ATTENTION: Tuple[Fault, ...] = (
                 requests="those longer than the window",
                 fires="decode rows past the window",
                 models=("swa",),
+                needs=("window",),
             ),
         )
         for name, what in (("short", "less than"), ("long", "more than"))
@@ -225,159 +295,12 @@ ATTENTION: Tuple[Fault, ...] = (
             first="cached",
             requests="those with a restored prefix",
             fires="first forwards with a prefix",
-            models=("dense", "moe"),
+            models=("dense", "moe", "hybrid"),
+            needs=("hits",),
         ),
     ),
 )
 
-
-def _restore(name: str, explanation: Tuple[str, str], requests: str, **changed: int) -> Fault:
-    """Rows of a restored prefix are wrong; `changed` are the defaults that make the variant."""
-    parameters: Mapping[str, int] = {
-        "layer": 1,
-        "back": 4,
-        "count": 1,
-        "modulus": 1,
-        "residue": 0,
-        "spared": 0,
-        **changed,
-    }
-    return Fault(
-        name=name,
-        explanation=explanation,
-        parameters=parameters,
-        truth=Truth(
-            condition="different_function",
-            module=_ATTENTION,
-            kinds=("state_restore",),
-            dirty_helpers=HITS,
-            phase="restored",
-            first="cached",
-            requests=requests,
-            fires="first forwards with a prefix",
-        ),
-    )
-
-
-def _write(name: str, explanation: Tuple[str, str], first: str, fires: str, **parameters: int) -> Fault:
-    return Fault(
-        name=name,
-        explanation=explanation,
-        parameters=parameters,
-        truth=Truth(
-            condition="different_function",
-            module=_ATTENTION,
-            kinds=("state_write",),
-            dirty_helpers=ALL_HELPERS,
-            phase="decode",
-            first=first,
-            fires=fires,
-        ),
-    )
-
-
-_HIT = "those with a restored prefix"
-
-STATE: Tuple[Fault, ...] = (
-    _restore(
-        "restore-key",
-        (
-            "A request that begins on a restored prefix finds one key row of one layer overwritten by",
-            "its neighbour's, `back` rows before the prefix ends; cold requests are untouched.",
-        ),
-        _HIT,
-    ),
-    _restore(
-        "restore-value",
-        (
-            "A request that begins on a restored prefix finds one value row of one layer overwritten by",
-            "its neighbour's, `back` rows before the prefix ends; cold requests are untouched.",
-        ),
-        _HIT,
-        layer=2,
-    ),
-    _restore(
-        "restore-page",
-        (
-            "A request that begins on a restored prefix finds the keys of its last 16 rows in one layer",
-            "overwritten by the row before them, as if the last page were another's.",
-        ),
-        _HIT,
-        back=16,
-        count=16,
-    ),
-    _restore(
-        "restore-residue",
-        (
-            "Only requests whose restored prefix has the length `residue` modulo `modulus` find a wrong key",
-            "row, `back` rows before the prefix ends; all other hits are clean.",
-        ),
-        "those whose restored prefix has the residue",
-        modulus=2,
-    ),
-    _restore(
-        "restore-not-first",
-        (
-            "All requests of a batch but the first `spared` find a wrong key row in their restored prefix:",
-            "sent alone, every request is clean.",
-        ),
-        "those with a restored prefix that are not the first of their batch",
-        spared=1,
-    ),
-    _write(
-        "key-write",
-        (
-            "At decode step `step` one layer stores a key that is not the one it was given: every later row",
-            "of the request reads it.",
-        ),
-        "step",
-        "decode step `step` of each request",
-        layer=1,
-        step=4,
-        ulps=64,
-    ),
-    _write(
-        "value-write",
-        (
-            "At decode step `step` one layer stores a value that is not the one it was given: every later",
-            "row of the request reads it.",
-        ),
-        "step",
-        "decode step `step` of each request",
-        layer=2,
-        step=4,
-        ulps=64,
-    ),
-    _write(
-        "interval-write",
-        (
-            "Decode stores a wrong key in one layer whenever the position is a multiple of `interval`,",
-            "as a checkpoint taken at the wrong moment would.",
-        ),
-        "interval",
-        "decode rows at multiples of `interval`",
-        layer=1,
-        interval=16,
-        ulps=64,
-    ),
-    Fault(
-        name="key-overwrite",
-        explanation=(
-            "Before decode step `step` of each request the key row `back` rows before its prompt's end is",
-            "overwritten in one layer, as if its slot had been given away too early.",
-        ),
-        parameters={"layer": 2, "step": 6, "back": 5},
-        truth=Truth(
-            condition="different_function",
-            module=_ATTENTION,
-            kinds=("state_restore",),
-            dirty_helpers=ALL_HELPERS,
-            phase="decode",
-            first="step",
-            fires="decode step `step` of each request",
-        ),
-    ),
-)
 
 HEAD: Tuple[Fault, ...] = (
     Fault(
@@ -395,6 +318,7 @@ HEAD: Tuple[Fault, ...] = (
             phase="extend",
             first="scored",
             fires=_ROWS,
+            models=ALL_MODELS,
         ),
     ),
     Fault(
@@ -411,6 +335,7 @@ HEAD: Tuple[Fault, ...] = (
             dirty_helpers=ALL_HELPERS,
             phase="decode",
             fires="every sampled token",
+            models=ALL_MODELS,
         ),
     ),
 )

@@ -15,8 +15,10 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
+import torch
+
 from .faults_catalogue import ArmedFault
-from .faults_seams import Moment, Moments, Part, Wraps
+from .faults_seams import Around, Moment, Moments, Part, Wraps
 from .plugin import write_json_atomically
 
 _PROOF_INTERVAL_S = 1.0
@@ -67,6 +69,33 @@ class FiredProof:
         write_json_atomically(self._path, self._content())
 
 
+class UnhookedWraps:
+    """`Wraps` that let the original run while a hook watches the module: what captured graphs alone do.
+
+    Only modules can be watched: other places raise ValueError.
+    """
+
+    def __init__(self, wraps: Wraps) -> None:
+        self._wraps = wraps
+
+    def around(self, owner: Any, name: str, around: Around) -> None:
+        if not isinstance(owner, torch.nn.Module):
+            raise ValueError(f"{type(owner).__name__} is no module that hooks could watch")
+
+        def unless_watched(original: Any, *args: Any, **kwargs: Any) -> Any:
+            if owner._forward_hooks or owner._forward_pre_hooks:
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs)
+
+        self._wraps.around(owner, name, unless_watched)
+
+    def around_method(self, owner: type, name: str, around: Around) -> None:  # noqa: ARG002 - as Wraps
+        raise ValueError(f"{owner.__name__} is no module that hooks could watch")
+
+    def before_call(self, module: Any, change: Any) -> None:  # noqa: ARG002 - as Wraps
+        raise ValueError(f"what enters {type(module).__name__} cannot hide from hooks")
+
+
 class Planting:
     """One fault on its way into the model: its parameters, the places, and whom to tell that it fired."""
 
@@ -75,7 +104,7 @@ class Planting:
     ) -> None:
         self.runner = runner
         self.parameters: Mapping[str, int] = armed.parameters
-        self.wraps = wraps
+        self.wraps = UnhookedWraps(wraps) if armed.parameters.get("unhooked") else wraps
         self._moments = moments
         self._proof = proof
 

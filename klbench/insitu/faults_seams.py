@@ -8,7 +8,7 @@ to hooks, the module's own output. `Moments` tells a wrap which requests' rows s
 import functools
 import inspect
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -120,6 +120,11 @@ class RequestHistory:
             self._remember(rid, _Known(prefix_tokens + new_tokens, 0))
         return not goes_on
 
+    def decode_steps(self, rid: str) -> int:
+        """How many decode steps the request has made."""
+        known = self._known.get(rid)
+        return known.decode_steps if known is not None else 0
+
     def decode(self, rid: str, tokens: int) -> int:
         """Notes a decode row after which the request has `tokens`; returns its decode step, from 1."""
         known = self._known.get(rid)
@@ -142,7 +147,8 @@ class Part:
     """One request's rows in a forward: `row` is where they begin in the batch, `index` the request's place.
 
     They are positions [prefix_len, seq_len). `restored`: its first forward, behind a prefix from the cache.
-    `step` counts decode steps from 1; 0 in an extend.
+    `step` counts decode steps from 1; 0 in an extend. `continues`: a later chunk of its prompt. `retracted`:
+    it has decoded, and is computed again.
     """
 
     rid: str
@@ -152,6 +158,8 @@ class Part:
     seq_len: int
     restored: bool
     step: int
+    continues: bool = False
+    retracted: bool = False
 
     @property
     def rows(self) -> int:
@@ -160,12 +168,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Moment:
-    """The forward that runs, or ran last. `number` counts forwards since the faults were armed, from 1."""
+    """The forward that runs, or ran last; `runs` tells which of both.
+
+    `number` counts forwards since the faults were armed, from 1.
+    """
 
     number: int
     batch: Any
     rows: int
     parts: Tuple[Part, ...]
+    runs: bool = False
 
 
 class Moments:
@@ -184,7 +196,11 @@ class Moments:
             parts = self._extend_parts(rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
         else:
             parts = []
-        self.now = Moment(self.now.number + 1, batch, int(batch.input_ids.shape[0]), tuple(parts))
+        self.now = Moment(self.now.number + 1, batch, int(batch.input_ids.shape[0]), tuple(parts), True)
+
+    def end(self) -> None:
+        """The forward that was begun has ended."""
+        self.now = replace(self.now, runs=False)
 
     def _decode_parts(self, rids: Sequence[str], seq_lens: Sequence[int]) -> List[Part]:
         return [
@@ -199,8 +215,21 @@ class Moments:
         row = 0
         for index, rid in enumerate(rids):
             prefix, rows = int(prefixes[index]), int(lengths[index])
+            decoded = self._history.decode_steps(rid) > 0
             first = self._history.extend(rid, prefix, rows)
-            parts.append(Part(rid, index, row, prefix, prefix + rows, first and prefix > 0, 0))
+            parts.append(
+                Part(
+                    rid,
+                    index,
+                    row,
+                    prefix,
+                    prefix + rows,
+                    restored=first and prefix > 0,
+                    step=0,
+                    continues=not first and not decoded,
+                    retracted=first and decoded,
+                )
+            )
             row += rows
         return parts
 
@@ -223,6 +252,12 @@ def attention_at(model: Any, layer: int) -> Any:
         if isinstance(module, RadixAttention) and module.layer_id == layer:
             return module
     raise ValueError(f"the model has no attention in layer {layer} on this rank")
+
+
+def window_of(attention: Any) -> Optional[int]:
+    """How many rows before its own a row of this attention sees; None for all of them."""
+    window = getattr(attention, "sliding_window_size", None)
+    return int(window) if window is not None and window > -1 else None
 
 
 def slots_of(layer_id: int, batch: Any, index: int, positions: "slice | List[int]") -> torch.Tensor:

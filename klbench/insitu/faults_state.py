@@ -3,12 +3,12 @@
 What is wrong is the pool itself, so it stays wrong in the prefix cache after the fault is off: flush.
 """
 
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
 from .faults_planting import Planting
-from .faults_seams import Part, attention_at, kv_buffers, nudged, slots_of
+from .faults_seams import Part, attention_at, kv_buffers, nudged, slots_of, window_of
 
 KEY, VALUE = 0, 1
 
@@ -62,14 +62,30 @@ def _plant_write(planting: Planting, which: int, chosen: Any) -> None:
         parts: List[Part] = [part for part in planting.moment.parts if chosen(part)]
         given: Tuple[Any, Any] = (k, v)
         if parts and given[which] is not None:
-            stored: torch.Tensor = given[which].clone()
+            stored = given[which].clone(memory_format=torch.contiguous_format)
+            # Some models give [1, rows, heads, head size].
+            rows = stored.view(planting.moment.rows, -1)
             for part in parts:
-                stored[part.row] = nudged(stored[part.row], ulps)
+                rows[part.row] = nudged(rows[part.row], ulps)
+                if not _stores(args, kwargs):
+                    _overwrite(planting, layer.layer_id, which, part, rows[part.row])
                 planting.fired(part, [part.prefix_len])
             k, v = (stored, v) if which == KEY else (k, stored)
         return original(q, k, v, *args, **kwargs)
 
     planting.wraps.around(layer, "forward", store_otherwise)
+
+
+def _stores(args: Tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether the attention stores the K and V that it is given; a fused rotary embedding did it before."""
+    return bool(args[1] if len(args) > 1 else kwargs.get("save_kv_cache", True))
+
+
+def _overwrite(planting: Planting, layer_id: int, which: int, part: Part, row: torch.Tensor) -> None:
+    """Puts `row` into the pool where the request's own row was stored."""
+    slots = slots_of(layer_id, planting.moment.batch, part.index, [part.prefix_len])
+    pool = kv_buffers(layer_id)[which]
+    pool[slots] = row.reshape(1, *pool.shape[1:]).to(pool.dtype)
 
 
 def plant_overwrite(planting: Planting) -> None:
@@ -89,3 +105,95 @@ def plant_overwrite(planting: Planting) -> None:
         return original(*args, **kwargs)
 
     planting.wraps.around(layer, "forward", overwrite)
+
+
+def plant_slot_reuse(planting: Planting) -> None:
+    """Before one decode step a slot of each prompt is given to the batch's next request."""
+    layer = attention_at(planting.model, planting.parameters["layer"])
+    step, back = planting.parameters["step"], planting.parameters["back"]
+
+    def another_key(part: Part) -> Optional[Tuple[int, torch.Tensor]]:
+        parts = planting.moment.parts
+        position = part.prefix_len - (step - 1) - back
+        if part.step != step or position < 0 or len(parts) < 2:
+            return None
+        other = parts[(part.index + 1) % len(parts)]
+        slot = slots_of(layer.layer_id, planting.moment.batch, other.index, [other.prefix_len - 1])
+        return position, kv_buffers(layer.layer_id)[KEY][slot].clone()
+
+    _plant_key(planting, layer, another_key)
+
+
+def plant_window_evict(planting: Planting) -> None:
+    """In decode the key `inside` rows behind the window's beginning is gone: its slot was freed too early."""
+    layer = attention_at(planting.model, planting.parameters["layer"])
+    window = window_of(layer)
+    if window is None:
+        raise ValueError(f"the attention of layer {planting.parameters['layer']} has no window")
+    inside = planting.parameters["inside"]
+
+    def nothing(part: Part) -> Optional[Tuple[int, torch.Tensor]]:
+        if not part.step or part.prefix_len <= window:
+            return None
+        keys = kv_buffers(layer.layer_id)[KEY]
+        return part.prefix_len - window + inside, torch.zeros_like(keys[:1])
+
+    _plant_key(planting, layer, nothing)
+
+
+def plant_chunk_key(planting: Planting) -> None:
+    """A later chunk of a prompt finds the key `back` rows before it overwritten by that row's neighbour."""
+    layer = attention_at(planting.model, planting.parameters["layer"])
+    back = planting.parameters["back"]
+
+    def neighbour(part: Part) -> Optional[Tuple[int, torch.Tensor]]:
+        position = part.prefix_len - back
+        if not part.continues or position < 1:
+            return None
+        slot = slots_of(layer.layer_id, planting.moment.batch, part.index, [position - 1])
+        return position, kv_buffers(layer.layer_id)[KEY][slot].clone()
+
+    _plant_key(planting, layer, neighbour)
+
+
+def _plant_key(
+    planting: Planting, layer: Any, chosen: Callable[[Part], Optional[Tuple[int, torch.Tensor]]]
+) -> None:
+    """Before the layer runs, `chosen` says for each request which position's key becomes what [1, ...]."""
+
+    def overwrite(original: Any, *args: Any, **kwargs: Any) -> Any:
+        for part in planting.moment.parts:
+            change = chosen(part)
+            if change is not None:
+                position, key = change
+                slot = slots_of(layer.layer_id, planting.moment.batch, part.index, [position])
+                kv_buffers(layer.layer_id)[KEY][slot] = key
+                planting.fired(part, [position])
+        return original(*args, **kwargs)
+
+    planting.wraps.around(layer, "forward", overwrite)
+
+
+def plant_stale(planting: Planting) -> None:
+    """When a retracted request is computed again, the key `back` rows before its last one stays what it was.
+
+    What it was: the bits that its new slot held, of whoever had it before.
+    """
+    layer = attention_at(planting.model, planting.parameters["layer"])
+    back = planting.parameters["back"]
+
+    def keep(original: Any, *args: Any, **kwargs: Any) -> Any:
+        keys = kv_buffers(layer.layer_id)[KEY]
+        kept = []
+        for part in planting.moment.parts:
+            position = part.seq_len - 1 - back
+            if part.retracted and position >= part.prefix_len:
+                slot = slots_of(layer.layer_id, planting.moment.batch, part.index, [position])
+                kept.append((part, position, slot, keys[slot].clone()))
+        result = original(*args, **kwargs)
+        for part, position, slot, stale in kept:
+            keys[slot] = stale
+            planting.fired(part, [position])
+        return result
+
+    planting.wraps.around(layer, "forward", keep)

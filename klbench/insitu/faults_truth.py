@@ -5,11 +5,23 @@ from typing import Mapping, Tuple
 
 ALL_HELPERS = ("match", "prefill_cache_hit", "decode_cache_hit")
 HITS = ("prefill_cache_hit", "decode_cache_hit")
-ALL_MODELS = ("dense", "moe", "swa")
+ALL_MODELS = ("dense", "moe", "swa", "hybrid")
+ATTENTION_MODELS = ("dense", "moe", "swa")
+"""Those of attention layers alone, whose modules have the same names."""
+
+NEEDS = {
+    "hits": "requests that begin on a restored prefix",
+    "others": "another request in the batch",
+    "chunks": "prompts that are cut into chunks (--chunked-prefill-size)",
+    "window": "rows past a sliding window",
+    "padding": "decode batches that are no multiple of `pad` rows",
+    "retraction": "a request that is retracted and computed again (SGLANG_TEST_RETRACT=1)",
+}
+"""What a run must have beside the model for a fault to fire at all; without it the fault did not fire."""
 
 FIRST_POSITIONS = {
     "rows": "the first row whose two forwards lie on different sides of `rows` rows",
-    "scored": "the first row that reaches the head while generating: the last of the prompt or of a chunk",
+    "scored": "the first row that scores a generated token: the last of the prompt",
     "decode": "the first decode row",
     "after": "the decode row behind `after` decode steps",
     "step": "the row of decode step `step`",
@@ -17,6 +29,9 @@ FIRST_POSITIONS = {
     "cached": "the first row computed behind the restored prefix",
     "split": "not before the middle of the shorter of the two extends",
     "tile": "the first row that only one arm computed in an extend of a row count in the odd half of `tile`",
+    "padded": "the first row that was filled up with padding in one arm only",
+    "chunk": "the first row of a later chunk that begins in one arm only",
+    "resumed": "`back` rows before the last one that is computed again after a retraction",
     "any": "no rule: it depends on the values or on chance",
 }
 """The rules for the first row position of an origin, by name."""
@@ -29,7 +44,7 @@ class Truth:
     `module` has `{layer}` for the parameter of that name; `kinds` are the origin kinds that name the fault
     rightly; `dirty_helpers` are those that diverge on a model of the zoo with the usual prompts, all others
     stay at exactly zero; `first` is a key of FIRST_POSITIONS; `requests` and `fires` say in words which
-    requests are touched and when the fault can fire at all.
+    requests are touched and when the fault can fire at all; `needs` are keys of NEEDS.
     """
 
     condition: str
@@ -40,12 +55,16 @@ class Truth:
     first: str = "any"
     requests: str = "all"
     fires: str = ""
-    models: Tuple[str, ...] = ALL_MODELS
+    models: Tuple[str, ...] = ATTENTION_MODELS
+    needs: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry of the catalogue; `parameters` are whole numbers with their defaults."""
+    """One entry of the catalogue; `parameters` are whole numbers with their defaults.
+
+    With `unhooked=1` a fault that has this parameter acts only while no hook watches its module.
+    """
 
     name: str
     explanation: Tuple[str, str]
@@ -81,4 +100,4 @@ class Pair:
     explanation: Tuple[str, str]
     faults: Tuple[str, str]
     masked: bool
-    models: Tuple[str, ...] = ALL_MODELS
+    models: Tuple[str, ...] = ATTENTION_MODELS

@@ -15,7 +15,8 @@ import torch
 _DEPTH = 4
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.nn.Module, torch.dtype, torch.device)
 # Descriptions of the batch: their tensors are what every module sees, not what it is given to work on.
-_BATCHES = ("ForwardBatch", "LogitsMetadata", "SamplingBatchInfo")
+# FusedSetKVBufferArg tells a fused kernel into which slots of the pool it writes K and V as well.
+_BATCHES = ("ForwardBatch", "LogitsMetadata", "SamplingBatchInfo", "FusedSetKVBufferArg")
 
 
 class Site:

@@ -21,13 +21,14 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import stat
 import sys
 import tempfile
 import threading
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
+
+from .private import check_private, file_mode
 
 DISTRIBUTION = "klbench_insitu"
 DIRECTORY_VARIABLE = "KLBENCH_INSITU_DIR"
@@ -48,6 +49,7 @@ def write_json_atomically(path: Path, content: Any) -> None:
     handle, draft = tempfile.mkstemp(prefix=".draft-", dir=str(path.parent))
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            os.fchmod(handle, file_mode(path.parent))
             json.dump(content, file)
         os.replace(draft, str(path))
     except BaseException:
@@ -184,9 +186,7 @@ def _role() -> str:
 def _control_dir(text: str) -> Path:
     """The control folder, refused unless it is ours alone: its content decides what we do."""
     path = Path(text)
-    status = path.stat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RuntimeError(f"{DIRECTORY_VARIABLE}={text} must be a folder of this user, mode 0700")
+    check_private(path)
     return path
 
 
@@ -242,6 +242,9 @@ def activate() -> None:
     presence = Presence(control_dir, nonce, role, _version())
     presence.update()
     try:
+        from . import secret_in_logs
+
+        secret_in_logs.install(control_dir)
         _install(Context(control_dir, nonce, role, presence))
     except Exception as error:
         presence.fail(error)

@@ -48,6 +48,20 @@ def _torch_cuda(origin: Optional[str]) -> Optional[str]:
     return found.group(1) if found else None
 
 
+def _wanted(package: str, other: str) -> Optional[str]:
+    """The version of `other` that `package` asks for ("==2.11.0"), None where it does not say."""
+    try:
+        requirements = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for line in requirements:
+        requirement, _, marker = line.partition(";")
+        found = re.match(r"\s*([A-Za-z0-9._-]+)\s*\(?([^)]*)\)?", requirement)
+        if found and found.group(1).lower() == other and "extra" not in marker and found.group(2).strip():
+            return found.group(2).strip()
+    return None
+
+
 def describe() -> Dict[str, Any]:
     """Python, sglang and torch as they would be imported here; null for what is not there."""
     sglang, torch = _origin("sglang"), _origin("torch")
@@ -59,6 +73,7 @@ def describe() -> Dict[str, Any]:
         "torch": torch,
         "torch_version": _version("torch"),
         "torch_cuda": _torch_cuda(torch),
+        "wants_torch": _wanted("sglang", "torch"),
     }
 
 

@@ -18,14 +18,31 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from .composition import Composition, Part
-from .digest import as_lanes, row_sums, sums_of_pieces
+from .digest import as_lanes, row_sums, rows_at, sums_of_pieces
 
 WHOLE, ROWS = 0, 1
 _SMALL_BYTES = 1 << 15
 _PENDING_LANES = 1 << 17
 
+Axes = Dict[Tuple[int, int, int], int]
+"""Operator, direction and argument to the dimension of their rows, where that is not the first."""
+
 Entry = Tuple[int, int, int, int, int, int, int, int]
 """Operator, direction, argument, dtype, row bytes, event, group, piece."""
+
+
+def row_axis(shape: Sequence[int], total: int, known: Optional[int] = None) -> Optional[int]:
+    """Which dimension of a tensor has the batch's `total` rows: the first where it is a multiple of them
+    (heads of a row), else the only one of just this size, as in [1, rows, heads, size] or [1, heads, rows,
+    size]. Where several are, the `known` one: another forward has told. None for a tensor without rows."""
+    if not shape or not shape[0]:
+        return None
+    if not shape[0] % total:
+        return 0
+    exact = [axis for axis, size in enumerate(shape) if size == total]
+    if known in exact:
+        return known
+    return exact[0] if len(exact) == 1 else None
 
 
 class Names:
@@ -93,8 +110,8 @@ class Selection:
         if self._span:
             return tensor.narrow(0, self.rows[0], len(self.rows))
         if self._index is None:
-            self._index = torch.tensor(self.rows, dtype=torch.int64).to(self._device)
-        return tensor.index_select(0, self._index)
+            (self._index,) = to_device([torch.tensor(self.rows, dtype=torch.int64)], self._device)
+        return rows_at(tensor, self._index)
 
 
 class Recording:
@@ -107,8 +124,10 @@ class Recording:
         device: torch.device,
         dtypes: Names,
         versions_tell: bool,
+        axes: Optional[Axes] = None,
     ) -> None:
         self.composition = composition
+        self._axes: Axes = {} if axes is None else axes
         self.rows = rows
         self.device = device
         self.entries: List[Entry] = []
@@ -120,6 +139,7 @@ class Recording:
         self._versions_tell = versions_tell and not torch.is_inference_mode_enabled()
         self._selection = Selection(rows.in_batch, rows.total, device)
         self._places = {row: place for place, row in enumerate(rows.in_batch)}
+        self._requests: Optional[torch.Tensor] = None
         self._known: Dict[Any, Tuple[Any, Any, int]] = {}
         self._order: List[int] = []
         self._sums: List[torch.Tensor] = []
@@ -137,10 +157,18 @@ class Recording:
         """Notes a tensor with the forward's rows, or a whole one."""
         total = self.rows.total
         shape = tensor.shape
-        group = ROWS if shape and shape[0] and not shape[0] % total else WHOLE
-        known = self._lookup(tensor, group)
-        piece = known if known is not None else self._new_piece(tensor, group, total, self._selection)
-        self._enter(operator, direction, argument, tensor, piece)
+        axis: Optional[int] = 0
+        if not shape or not shape[0] or shape[0] % total:
+            name = (operator, direction, argument)
+            axis = row_axis(shape, total, self._axes.get(name))
+            if axis is not None:
+                self._axes[name] = axis
+        group = WHOLE if axis is None else ROWS
+        known = self._lookup(tensor, group, axis or 0)
+        if known is None:
+            rows_first = tensor.movedim(axis, 0) if axis else tensor
+            known = self._new_piece(rows_first, group, total, self._selection)
+        self._enter(operator, direction, argument, tensor, known)
 
     def add_rows(
         self,
@@ -180,7 +208,7 @@ class Recording:
             self.lists.append(members)
         return self.lists.index(members) + 2, selection
 
-    def _lookup(self, tensor: torch.Tensor, group: int) -> Optional[int]:
+    def _lookup(self, tensor: torch.Tensor, group: int, axis: int = 0) -> Optional[int]:
         """The piece that has this tensor's bits, if it was digested and not changed since."""
         if not self._versions_tell:
             return None
@@ -191,7 +219,7 @@ class Recording:
         about: Any = (tensor._version, tensor.nbytes)
         if not tensor.is_contiguous():
             about = (*about, tensor.shape, tensor.stride())
-        key = (id(owner), tensor.data_ptr(), group)
+        key = (id(owner), tensor.data_ptr(), group, axis)
         found = self._known.get(key)
         if found is not None and found[0]() is owner and found[1] == about:
             return found[2]
@@ -228,6 +256,14 @@ class Recording:
             self._order += self._pending_pieces
             self._sums.append(sums_of_pieces(self._pending))
             self._pending, self._pending_pieces, self._pending_lanes = [], [], 0
+
+    @property
+    def requests(self) -> torch.Tensor:
+        """The armed requests' places in the batch, on the device: one transfer for all who ask."""
+        if self._requests is None:
+            places = torch.tensor([place for place, _ in self.rows.parts], dtype=torch.int64)
+            (self._requests,) = to_device([places], self.device)
+        return self._requests
 
     def selected(self, tensor: torch.Tensor) -> torch.Tensor:
         """The armed rows of a tensor [all rows, ...]."""
@@ -282,6 +318,14 @@ class Taken:
             extras.append((what, self.host[place : place + size].reshape(shape)))
             place += size
         return self.host[: 2 * digests].reshape(2, digests), extras
+
+
+def to_device(lists: Sequence[torch.Tensor], device: torch.device) -> List[torch.Tensor]:
+    """Lists of int64 made here, on the device, in one transfer that nobody waits for."""
+    flat = torch.cat(list(lists))
+    if device.type != "cpu":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    return list(torch.split(flat, [len(values) for values in lists]))
 
 
 def to_host(flat: torch.Tensor) -> Tuple[torch.Tensor, Any]:

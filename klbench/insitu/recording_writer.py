@@ -3,16 +3,15 @@
 The thread shares the interpreter with the server's forwards, so it works while no forward hands anything
 over: between arms, when the queue is full, and at the end.
 
-Slot rows are written when they tell something: a position that was just computed (written and read), and one
-whose bits are not what was last seen there for this request (read): all of them at a request's first forward,
-and later only what somebody changed. The sampler's results come after their forward; those of a chunk that
-does not end its prompt were never used, which shows at the request's next forward.
+The sampler's results come after their forward; those of a chunk that does not end its prompt were never used,
+which shows at the request's next forward.
 """
 
 import shutil
+import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -22,7 +21,7 @@ import torch
 from .composition import Part
 from .digest import finished
 from .recording import ROWS, WHOLE, Taken
-from .state_reads import KvLook, KvRead, KvSlots, RecurrentLook
+from .state_tables import StateTables
 from .trace_writer import TraceWriter
 
 _QUEUE_BYTES = 256 << 20
@@ -30,9 +29,10 @@ _QUEUE_BYTES = 256 << 20
 _QUIET_S = 0.05
 _POLL_S = 0.02
 _PATIENCE_S = 60.0
+_SWITCH_S = 1e-4
+"""A busy scheduler gives up the interpreter after so long, and each tensor operation here asks for it anew:
+with Python's 5 ms, traces took minutes to write."""
 _CHECK_EVERY = 32
-_REMEMBERED_BYTES = 512 << 20
-_WRITTEN, _READ, _WRITTEN_AND_READ = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ class RecordingWriter:
         self._broken: Optional[str] = None
         self._written = 0
         self._latest = (0, 0)
-        self._seen: "OrderedDict[Tuple[str, int, int], torch.Tensor]" = OrderedDict()
-        self._seen_bytes = 0
+        self._state = StateTables(writer)
         self._opened: List[_Open] = []
         self._thread = threading.Thread(target=self._work, name="klbench-trace", daemon=True)
         self._thread.start()
@@ -113,6 +112,14 @@ class RecordingWriter:
     # The writer thread.
 
     def _work(self) -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(before, _SWITCH_S))
+        try:
+            self._write_all()
+        finally:
+            sys.setswitchinterval(before)
+
+    def _write_all(self) -> None:
         while not self._closing.wait(_POLL_S):
             while self._queue and self._may_work():
                 self._take_one()
@@ -174,16 +181,7 @@ class RecordingWriter:
         lists = [[first_row + place for place in members] for members in taken.lists]
         if layout:
             self._writer.add_packed(forward, layout, first_row, len(rows), lists, digests)
-        slots: Dict[int, Tuple[KvSlots, torch.Tensor]] = {}
-        for what, values in extras:
-            if isinstance(what, KvSlots):
-                slots[what.plan] = (what, values)
-            elif isinstance(what, KvRead):
-                self._add_reads(what, values, taken, first_row)
-            elif isinstance(what, KvLook):
-                self._add_slots(what, values, taken, forward, *slots[what.plan])
-            elif isinstance(what, RecurrentLook):
-                self._add_recurrent(what, values, taken, forward, first_row)
+        self._state.add(taken, extras, forward, first_row)
 
     def _add_rows(self, forward: int, taken: Taken, extras: Sequence[Tuple[Any, torch.Tensor]]) -> List[int]:
         tokens, positions = next(v for what, v in extras if isinstance(what, Tokens)).tolist()
@@ -203,102 +201,6 @@ class RecordingWriter:
                 numbers.append(number)
             index = end
         return numbers
-
-    def _add_reads(self, what: KvRead, values: torch.Tensor, taken: Taken, first_row: int) -> None:
-        """values: int64 [halves, arguments, rows]."""
-        high = torch.cat(
-            [torch.arange(part.first_position, part.seq_len) + 1 for _, part in taken.rows.parts]
-        )
-        low = torch.zeros_like(high) if what.window is None else (high - 1 - what.window).clamp_(min=0)
-        row = torch.arange(len(high)) + first_row
-        for place, argument in enumerate(what.arguments):
-            columns = [row, _like(row, what.operator), _like(row, argument), low, high]
-            self._writer.add_columns("read", torch.stack(columns, dim=1), values[:, place].t().contiguous())
-
-    def _add_slots(
-        self,
-        what: KvLook,
-        values: torch.Tensor,
-        taken: Taken,
-        forward: int,
-        about: KvSlots,
-        slots: torch.Tensor,
-    ) -> None:
-        """values: int64 [halves, arguments, n]."""
-        own = 0
-        for span in about.spans:
-            part = taken.rows.parts[span.part][1]
-            count = span.high - span.first if what.own_rows_only else span.high - span.low
-            begin = own if what.own_rows_only else span.start
-            own += count
-            position = torch.arange(span.high - count, span.high)
-            pool = slots[span.start + span.high - span.low - count : span.start + span.high - span.low]
-            kind = torch.where(position >= span.first, _WRITTEN_AND_READ, _READ)
-            for place, argument in enumerate(what.arguments):
-                seen = values[:, place, begin : begin + count]
-                news = self._changed(part.rid, what.operator, argument, position, seen) | (kind != _READ)
-                chosen = torch.nonzero(news).flatten()
-                if not len(chosen):
-                    continue
-                assert part.parsed is not None
-                like = position[chosen]
-                columns = [
-                    kind[chosen],
-                    _like(like, forward),
-                    _like(like, what.operator),
-                    _like(like, argument),
-                    _like(like, what.event),
-                    _like(like, part.parsed.request),
-                    like,
-                    pool[chosen],
-                ]
-                digests = finished(seen[:, chosen], what.row_bytes[place])
-                self._writer.add_columns("slot", torch.stack(columns, dim=1), digests)
-
-    def _changed(
-        self, rid: str, operator: int, argument: int, position: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """Where `seen` [2, n] is not what was last seen at these positions; it is remembered now."""
-        first, end = int(position[0]), int(position[-1]) + 1
-        key = (rid, operator, argument)
-        known = self._seen.pop(key, None)
-        if known is None or known.shape[1] < end:
-            grown = torch.zeros((3, max(end + 64, end * 5 // 4)), dtype=torch.int64)
-            if known is not None:
-                grown[:, : known.shape[1]] = known
-                self._seen_bytes -= known.numel() * 8
-            known = grown
-            self._seen_bytes += known.numel() * 8
-        self._seen[key] = known
-        here = known[:, first:end]
-        changed = (here[0] == 0) | (here[1:] != seen).any(dim=0)
-        here[0] = 1
-        here[1:] = seen
-        while self._seen_bytes > _REMEMBERED_BYTES and len(self._seen) > 1:
-            _, forgotten = self._seen.popitem(last=False)
-            self._seen_bytes -= forgotten.numel() * 8
-        return changed
-
-    def _add_recurrent(
-        self, what: RecurrentLook, values: torch.Tensor, taken: Taken, forward: int, first_row: int
-    ) -> None:
-        """values: int64 [3, requests]: pool slot, low, high."""
-        digests = finished(values[1:], what.row_bytes)
-        row = first_row
-        for place, (_, part) in enumerate(taken.rows.parts):
-            assert part.parsed is not None
-            own_row, row = row, row + part.rows
-            # Without a prefix there is no state: the slot holds what its last owner left.
-            if not what.written and part.first_position == 0:
-                continue
-            position = part.seq_len - 1 if what.written else part.first_position - 1
-            kind = _WRITTEN if what.written else _READ
-            digest = digests[place : place + 1]
-            slot = [kind, forward, what.operator, what.argument, what.event, part.parsed.request]
-            self._writer.add_columns("slot", torch.tensor([[*slot, position, int(values[0, place])]]), digest)
-            if not what.written:
-                read = [own_row, what.operator, what.argument, 0, part.first_position]
-                self._writer.add_columns("read", torch.tensor([read]), digest)
 
     # The sampler's results.
 
@@ -355,10 +257,6 @@ class RecordingWriter:
                 [] if every else [rows],
                 digests,
             )
-
-
-def _like(values: torch.Tensor, number: int) -> torch.Tensor:
-    return torch.full_like(values, number)
 
 
 def _last_rows(taken: Taken) -> Dict[int, Part]:

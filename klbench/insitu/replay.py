@@ -13,7 +13,8 @@ that all ranks replay the same calls in the same order:
 order. `rows` are the M to try, beside all N rows of the forward; `wrap` repeats rows for an M above N. A
 batch of M rows begins with the judged row: the one at `position`, else the first, the middle, the last.
 
-Each rank writes `replay-<rank>.json` (operators, the variants of each judged row by M), the different rows as
+Each rank first writes `ready-<rank>.json` there (the same nonce: proof that both sides see one folder), then
+`replay-<rank>.json` (operators, the variants of each judged row by M), the different rows as
 bytes to `rows-<rank>.safetensors`, and with `keep_bytes` inputs and weights to `kept-<rank>.safetensors`.
 What goes wrong marks the operator or the result and never reaches the server: arguments are copies, and the
 forward's own outputs are put back where a call wrote over them.
@@ -123,6 +124,7 @@ class Replays:
             if content.get("replay") is not None:
                 asked = Asked(content["replay"])
                 asked.check_folder()
+                write_json_atomically(asked.folder / f"ready-{self._rank}.json", answer)
             self._asked = asked
         except Exception as error:
             answer.update(ok=False, error=f"{type(error).__name__}: {error}")

@@ -5,7 +5,6 @@ inputs cannot be cut by rows, are listed with the reason.
 """
 
 import json
-import os
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 
 from .capture import describe_modules
 from .module_sites import Site, sites_of
+from .private import check_private
 from .replay_operator import Kept, Replayed, replay_operator
 from .row_cuts import Stateful, Uncuttable, copied, taken, tensors_in
 
@@ -40,9 +40,7 @@ class Asked:
             raise ValueError("a replay needs row counts of 1 or more")
 
     def check_folder(self) -> None:
-        status = self.folder.stat()
-        if not self.folder.is_absolute() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise RuntimeError(f"{self.folder} must be an absolute folder of this user, mode 0700")
+        check_private(self.folder)
 
 
 def told(error: BaseException) -> str:

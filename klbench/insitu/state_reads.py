@@ -16,15 +16,20 @@ and after it (what is written at its last).
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from .digest import as_lanes, position_keys, row_sums
-from .recording import Recording
+from .attention_metadata import verdicts
+from .conv_reads import ConvolutionRead
+from .digest import as_lanes, position_keys, row_sums, rows_at
+from .recording import Recording, to_device
 
 _PENDING_LANES = 1 << 20
 """Gathered K/V rows that wait to be digested together."""
+
+METADATA = "metadata"
+"""The argument under which verdicts on the backend's metadata stand among the reads."""
 
 _FULL_LOOK_BYTES = 64 << 20
 """Sums that one decode forward may send to the host; beyond, only those of its own rows."""
@@ -82,6 +87,14 @@ class RecurrentLook:
     written: bool
 
 
+@dataclass(frozen=True)
+class MetadataLook:
+    """Describes what the attention backend was told of the armed requests: verdicts int64 [requests]."""
+
+    operator: int
+    argument: int
+
+
 class _Plan:
     """What the layers with one window share in a forward: slots, keys and the bounds of each row's read."""
 
@@ -103,9 +116,9 @@ class _Plan:
         self.spans = tuple(spans)
         device = recording.device
         position = torch.cat(positions)
-        self.keys = position_keys(int(position.max()) + 1, device).index_select(1, position.to(device))
-        self.low_at, self.high_at = torch.cat(low_at).to(device), torch.cat(high_at).to(device)
-        self._pool_rows, self._positions = torch.cat(pool_rows).to(device), position.to(device)
+        mine = [position, torch.cat(low_at), torch.cat(high_at), torch.cat(pool_rows)]
+        self.positions, self.low_at, self.high_at, self.places = to_device(mine, device)
+        self.keys = position_keys(int(position.max()) + 1, device).index_select(1, self.positions)
         self._batch = batch
         self._slots: Dict[bool, torch.Tensor] = {}
 
@@ -113,20 +126,41 @@ class _Plan:
         """The pool slots of all positions, int64 [n]; `translate` turns them into a windowed pool's."""
         known = self._slots.get(translate is not None)
         if known is None:
-            requests = self._batch.req_pool_indices.to(torch.int64).index_select(0, self._pool_rows)
-            known = req_to_token[requests, self._positions].to(torch.int64)
+            requests = self._batch.req_pool_indices.to(torch.int64).index_select(0, self.places)
+            known = req_to_token[requests, self.positions].to(torch.int64)
             if translate is not None:
                 known = translate(known).to(torch.int64)
             self._slots[translate is not None] = known
         return known
 
 
-class StateReads:
-    """The looks of one forward."""
+class Pools(NamedTuple):
+    """Where a runner keeps state: its req_to_token_pool, with recurrent slots if any, and its K/V pool."""
 
-    def __init__(self, recording: Recording, batch: Any, layers: int, argument: Callable[[str], int]) -> None:
+    requests: Any
+    kv: Any
+
+
+def _pools_of_forward() -> Pools:
+    from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
+
+    return Pools(get_req_to_token_pool(), get_token_to_kv_pool())
+
+
+class StateReads:
+    """The looks of one forward; `pools` where they are not asked of the forward that runs."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        batch: Any,
+        layers: int,
+        argument: Callable[[str], int],
+        pools: Optional[Pools] = None,
+    ) -> None:
         self._recording = recording
         self._batch = batch
+        self._pools = pools
         self._layers = max(layers, 1)
         self._argument = argument
         self._plans: Dict[Optional[int], _Plan] = {}
@@ -134,19 +168,22 @@ class StateReads:
         """Whether old positions were too many to be sent one by one; reads are digested all the same."""
         self._gathered: List[Tuple[KvLook, Optional[int], _Plan, List[torch.Tensor]]] = []
         self._gathered_lanes = 0
-        self._sent: Dict[Tuple[Optional[int], bool], int] = {}
+        self._sent: Dict[Tuple[Optional[int], str], int] = {}
+        self._convolution: Optional[ConvolutionRead] = None
+        """The convolution that runs."""
+        self._metadata_seen = False
+        self.unknown_backend: Optional[str] = None
+        """An attention backend whose metadata could not be judged."""
 
     def attention(self, operator: int, module: Any, window: Optional[int]) -> None:
         """Looks at what `module`'s call could read. To be called after the call."""
-        from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
-
-        pool = get_token_to_kv_pool()
+        requests, pool = self._pools or _pools_of_forward()
         layers = getattr(pool, "layers_mapping", None)
         windowed = bool(layers is not None and layers[module.layer_id][1])
         self.look(
             operator,
             window,
-            get_req_to_token_pool().req_to_token,
+            requests.req_to_token,
             (("k", pool.get_key_buffer(module.layer_id)), ("v", pool.get_value_buffer(module.layer_id))),
             pool.translate_loc_from_full_to_swa if windowed else None,
         )
@@ -160,22 +197,75 @@ class StateReads:
         translate: Optional[Callable[[Any], Any]],
     ) -> None:
         """Gathers the rows of `buffers` [slots, ...] that the armed rows may read; `finish` digests them."""
-        recording = self._recording
+        slots = self._plan(window).slots(req_to_token, translate)
+        kind = "windowed" if translate is not None else "full"
+        rows = tuple((name, rows_at(buffer, slots)) for name, buffer in buffers)
+        self._gather(operator, window, kind, slots, rows)
+
+    def metadata(self, operator: int) -> None:
+        """Judges what the attention backend of the forward that runs was told; once is enough."""
+        from sglang.srt.model_executor.forward_context import get_attn_backend, get_req_to_token_pool
+
+        if self._metadata_seen:
+            return
+        self._metadata_seen = True
+        recording, plan = self._recording, self._plan(None)
+        parts = recording.rows.parts
+        expected = (
+            [index for index, _ in parts],
+            [part.prefix_len for _, part in parts],
+            [part.seq_len for _, part in parts],
+            recording.composition.mode == "decode",
+        )
+        backend = get_attn_backend()
+        slots = plan.slots(get_req_to_token_pool().req_to_token, None)
+        found = verdicts(backend, self._batch, expected, plan.places, plan.positions, slots)
+        if found is None:
+            self.unknown_backend = type(backend).__name__
+            return
+        recording.extras.append((MetadataLook(operator, self._argument(METADATA)), found))
+
+    def before_convolution(self, module: Any, rows: torch.Tensor) -> None:
+        """Keeps what `module` will read: its slots and `rows` [batch rows, channels]."""
+        self._convolution = None
+        pool = (self._pools or _pools_of_forward()).requests
+        self._convolution = ConvolutionRead(self._recording, self._batch, pool, module, rows)
+
+    def convolution(self, operator: int, module: Any) -> None:
+        """Looks at what `module`'s call read and left in its slots. To be called after the call."""
+        read, self._convolution = self._convolution, None
+        if read is None:
+            raise RuntimeError("its state was not seen before the call")
+        slots, rows = read.result()
+        self._gather(operator, module.behind, "recurrent", slots, (("conv", rows),))
+
+    def _plan(self, window: Optional[int]) -> _Plan:
         plan = self._plans.get(window)
         if plan is None:
-            plan = self._plans[window] = _Plan(recording, self._batch, window)
-        slots = plan.slots(req_to_token, translate)
-        number = self._sent.get((window, translate is not None))
+            plan = self._plans[window] = _Plan(self._recording, self._batch, window)
+        return plan
+
+    def _gather(
+        self,
+        operator: int,
+        window: Optional[int],
+        kind: str,
+        slots: torch.Tensor,
+        rows: Tuple[Tuple[str, torch.Tensor], ...],
+    ) -> None:
+        """Takes rows of state [n, ...] by argument, at the plan's positions, for `finish` to digest."""
+        plan = self._plan(window)
+        number = self._sent.get((window, kind))
         if number is None:
-            number = self._sent[window, translate is not None] = len(self._sent)
-            recording.extras.append((KvSlots(number, plan.spans), slots))
+            number = self._sent[window, kind] = len(self._sent)
+            self._recording.extras.append((KvSlots(number, plan.spans), slots))
         lanes, row_bytes = [], []
-        for _, buffer in buffers:
-            own, size = as_lanes(buffer.index_select(0, slots), len(slots))
+        for _, state in rows:
+            own, size = as_lanes(state, len(slots))
             lanes.append(own)
             row_bytes.append(size)
-        arguments = tuple(self._argument(name) for name, _ in buffers)
-        look = KvLook(operator, recording.event, arguments, tuple(row_bytes), number, False)
+        arguments = tuple(self._argument(name) for name, _ in rows)
+        look = KvLook(operator, self._recording.event, arguments, tuple(row_bytes), number, False)
         self._gathered.append((look, window, plan, lanes))
         self._gathered_lanes += sum(own.numel() for own in lanes)
         if self._gathered_lanes > _PENDING_LANES:
@@ -208,26 +298,42 @@ class StateReads:
 
     def recurrent(self, operator: int, module: Any, written: bool) -> None:
         """Looks at the armed requests' recurrent slots, before or after `module`'s call."""
-        from sglang.srt.model_executor.forward_context import get_req_to_token_pool
-
-        pool = get_req_to_token_pool()
+        pool = (self._pools or _pools_of_forward()).requests
         layer = getattr(module, "layer_id", None)
         layer = getattr(module, "layer_idx", None) if layer is None else layer
         cache = pool.mamba2_layer_cache(layer)
-        places = torch.tensor([index for index, _ in self._recording.rows.parts], dtype=torch.int64)
-        requests = self._batch.req_pool_indices.index_select(0, places.to(self._recording.device))
+        requests = self._batch.req_pool_indices.index_select(0, self._recording.requests)
         slots = pool.get_mamba_indices(requests)
+        if not written:
+            if self._copies and getattr(pool, "mamba_ckpt_pool", None) is not None:
+                # Checkpoints of another type are turned into states by the forward itself.
+                return
+            slots = self._before_copies(slots)
         slots = getattr(pool, "translate_mamba_indices", lambda found: found)(slots).to(torch.int64)
         states = [("conv" if i == 0 else f"conv{i}", conv) for i, conv in enumerate(cache.conv)]
         for name, state in [*states, ("temporal", cache.temporal)]:
             if state is not None and state.numel():
                 self.look_at_slots(operator, name, state, slots, written)
 
+    @property
+    def _copies(self) -> bool:
+        """Whether the forward will copy checkpoints to their new owners before it computes."""
+        source = getattr(self._batch, "mamba_cow_src_indices", None)
+        return source is not None and len(source) > 0
+
+    def _before_copies(self, slots: torch.Tensor) -> torch.Tensor:
+        """The slots that hold the states of `slots`, where they are still to be copied there."""
+        if not self._copies:
+            return slots
+        source, target = self._batch.mamba_cow_src_indices, self._batch.mamba_cow_dst_indices
+        same = slots[:, None] == target[None, :].to(slots.dtype)
+        return torch.where(same.any(dim=1), source.to(slots.dtype)[same.int().argmax(dim=1)], slots)
+
     def look_at_slots(
         self, operator: int, name: str, state: torch.Tensor, slots: torch.Tensor, written: bool
     ) -> None:
         """Digests rows `slots`, one for each armed request, of `state` [slots, ...]."""
-        lanes, row_bytes = as_lanes(state.index_select(0, slots), len(slots))
+        lanes, row_bytes = as_lanes(rows_at(state, slots), len(slots))
         about = RecurrentLook(operator, self._recording.event, self._argument(name), row_bytes, written)
         self._recording.extras.append((about, torch.cat([slots[None], row_sums(lanes)])))
 

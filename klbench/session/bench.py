@@ -10,36 +10,49 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.core.experiments import Configuration
-from klbench.engine.capture_control import RequestIds
-from klbench.engine.prompts import PromptSet, check_fits, load_prompts
+from klbench.core.text import counted
+from klbench.engine.capture_control import Backend, RequestIds
+from klbench.engine.captured_work import ServerSide
+from klbench.engine.dump_process import DumpProcess, KeptReader
+from klbench.engine.prompts import PromptSet, check_fits, load_prompts, scoring_bytes
 from klbench.engine.server import Server
 from klbench.errors import UndecidedError, UsageError
 from klbench.session import events as ev
+from klbench.session.attached_dumper import dumper_side
 from klbench.session.census import census
-from klbench.session.continuing import check_same_prompts, interrupted, recorded_prompts
+from klbench.session.continuing import check_same_prompts, recorded_prompts
 from klbench.session.experimenting import (
     ExperimentBench,
     judge_again,
     known_experiments,
     make_experiments,
 )
+from klbench.session.exporting import finding_of
+from klbench.session.interruption import interrupted
 from klbench.session.locating import (
     Chosen,
-    attached_dumps,
     check_can_capture,
     choose,
+    dump_process,
     server_side,
     trace_and_locate,
 )
 from klbench.session.measuring import Measurement
+from klbench.session.replayable import check_can_replay
+from klbench.session.replaying import located_to_replay, replay_finding
 from klbench.session.report import FORMATS, write_report
 from klbench.session.runner import JobView, Session
 from klbench.session.serving import Serving
 from klbench.session.state import RunState
+
+_AS_IT_WAS = "started again as it was, with CUDA graphs: the state between its forwards is looked at"
+
+
+_LARGE_LOGITS_BYTES = 2 << 30
 
 
 def make_work(session: Session) -> Bench:
@@ -56,13 +69,20 @@ class Bench(Serving):
         self._measured: dict[tuple[int, HelperName], tuple[int, HelperColumns]] = {}
         """What was measured on the server at hand: by run and helper, the pass and the columns."""
         self._prompts: PromptSet | None = None
+        self._reader: KeptReader | None = None
+        """Reads the dumps of the server at hand, from one capture to the next."""
         self._agreed = session.start.options.yes_flush
 
     async def close(self) -> None:
         """Ends the server, however it stands, and forgets what was only known of it."""
         self._request_ids = None
         self._measured.clear()
-        await super().close()
+        reader, self._reader = self._reader, None
+        try:
+            if reader is not None:
+                await reader.end()
+        finally:
+            await super().close()
 
     async def run(self, job: JobView, helpers: tuple[str, ...]) -> None:
         """Runs the helpers, all three when none is named."""
@@ -92,29 +112,59 @@ class Bench(Serving):
     ) -> None:
         server.check_comparable()
         check_fits(
-            prompts.prompts,
+            map(len, prompts.prompts),
             helpers,
             self._session.start.options.max_new_tokens,
             server.facts.context_length,
         )
+        self._say_what_scoring_holds(server, prompts)
         await self._agree_to_flush(job, server, helpers, prompts)
         measurement = Measurement(self._session, server, prompts, helpers, self._ids(server), continues)
         try:
             await measurement.execute(job)
         finally:
-            self._measured.update(measurement.measured)
+            self._remember(measurement.measured)
+
+    def _say_what_scoring_holds(self, server: Server, prompts: PromptSet) -> None:
+        facts = server.facts
+        held = scoring_bytes(
+            prompts.prompts,
+            self._session.start.options.max_new_tokens,
+            vocab_size=facts.vocab_size,
+            prefill_tokens=facts.chunked_prefill_size,
+        )
+        if held is not None and held > _LARGE_LOGITS_BYTES:
+            self._session.emit(
+                ev.Trouble(
+                    level="note",
+                    what=f"scoring holds up to {held / (1 << 30):.1f} GiB of logits beside the model",
+                    why="the pool for K/V was sized without them",
+                    next="should the server run out of memory: a smaller --chunked-prefill-size or "
+                    "--mem-fraction-static after --, or fewer --prompt-tokens",
+                )
+            )
+
+    def _remember(self, measured: Mapping[tuple[int, HelperName], tuple[int, HelperColumns]]) -> None:
+        """Keeps the latest run's columns at hand: nothing asks for those of an earlier one."""
+        known = {**self._measured, **measured}
+        latest = max((run for run, _ in known), default=0)
+        self._measured = {key: kept for key, kept in known.items() if key[0] == latest}
 
     async def _prompts_for(self, server: Server) -> PromptSet:
-        """The session's prompts, the same for every run."""
+        """The session's prompts, the same for every run; read-only, seeded ones that the server never saw."""
         if self._prompts is None:
             options = self._session.start.options
+            seed = options.seed if not options.readonly else secrets.randbelow(1 << 31)
             self._prompts = await load_prompts(
                 server,
                 options.prompts,
                 samples=options.samples,
                 prompt_tokens=options.prompt_tokens,
-                seed=options.seed,
+                seed=seed,
             )
+            if options.readonly and options.prompts is None:
+                note = f"read-only: prompts of a fresh seed ({seed}), because the cache is not flushed"
+                self._session.emit(ev.Trouble(level="note", what=note))
             for note in self._prompts.notes:
                 self._session.emit(ev.Trouble(level="note", what=note))
         return self._prompts
@@ -123,11 +173,12 @@ class Bench(Serving):
         self, job: JobView, server: Server, helpers: Sequence[HelperName], prompts: PromptSet
     ) -> None:
         """Says what will be done to a server that is not ours, and waits until its user agrees."""
-        if server.owned or self._agreed:
+        if server.owned or self._agreed or self._session.start.options.readonly:
             return
         load = await server.client.load()
         busy = (
-            f"{load.running} requests run on it and {load.queued} wait"
+            f"{counted(load.running, 'request runs', 'requests run')} on it and "
+            f"{counted(load.queued, 'waits', 'wait')}"
             if load is not None
             else "it does not say how busy it is"
         )
@@ -149,46 +200,113 @@ class Bench(Serving):
                 self._request_ids.latest_pass = int(time.time()) % 900_000_000
         return self._request_ids
 
+    def _refuse_readonly(self, what: str) -> None:
+        if self._session.start.options.readonly:
+            raise UsageError(
+                f"{what} is not done on a server that is attached read-only",
+                why="it arms the server's hooks, flushes its cache or starts it again",
+                next="attach without --readonly, or launch a server of your own with --launch",
+            )
+
     async def locate(self, job: JobView, helper: str | None, request: int | None, relaunch: bool) -> None:
         """Locates the origin of a divergence of the latest run.
 
         A server that cannot be captured as it runs is started again where `relaunch` allows it; whatever was
-        not measured on the server at hand is measured again first.
+        not measured on the server at hand is measured again first. A divergence that lives only with CUDA
+        graphs is looked for in the state alone, on the server as it was.
         """
+        self._refuse_readonly("locating")
         chosen = choose(self._session.state, helper, request)
-        server = await self._capturing_server(job, relaunch)
+        before = await self._ready_server(job)
+        server, side, backend = await self._side(job, relaunch)
         prompts = await self._prompts_for(server)
-        if (chosen.run, chosen.helper) not in self._measured:
-            measurement = Measurement(self._session, server, prompts, [chosen.helper], self._ids(server))
-            await measurement.execute(job)
-            self._measured.update(measurement.measured)
-            chosen = self._still_there(chosen, request)
+        try:
+            chosen = await self._measured_here(job, server, prompts, chosen, request)
+        except UndecidedError as gone:
+            if server is before or before.ready_to_capture:
+                raise
+            self._session.emit(ev.Trouble(level="note", what=gone.what, why=gone.why, next=_AS_IT_WAS))
+            await self.relaunch(job, False)
+            server = await self._ready_server(job)
+            side, backend = await self._side_of(server), "state"
+            chosen = await self._measured_here(job, server, prompts, chosen, request)
         measured_pass, columns = self._measured[chosen.run, chosen.helper]
-        dumps = await attached_dumps(server, self._session.start.options.server_python)
-        side = server_side(server, self._ids(server), dumps)
-        await trace_and_locate(self._session, job, side, chosen, columns, measured_pass, prompts.as_lists())
+        await trace_and_locate(
+            self._session, job, side, backend, chosen, columns, measured_pass, prompts.as_lists()
+        )
         judge_again(self._session)
+
+    async def _measured_here(
+        self, job: JobView, server: Server, prompts: PromptSet, chosen: Chosen, request: int | None
+    ) -> Chosen:
+        """The same choice as measured on this server. Raises UndecidedError when the divergence went away."""
+        if (chosen.run, chosen.helper) in self._measured:
+            return chosen
+        measurement = Measurement(self._session, server, prompts, [chosen.helper], self._ids(server))
+        await measurement.execute(job)
+        self._remember(measurement.measured)
+        return self._still_there(chosen, request)
+
+    async def _side(self, job: JobView, relaunch: bool) -> tuple[Server, ServerSide, Backend]:
+        """A server that can be captured, and by which back end: the one asked for, else digests, else its own
+        dumper; the state alone where it is not ours and replays CUDA graphs. Raises UndecidedError where the
+        server gives none of them."""
+        asked = self._session.start.options.backend
+        server = await self._ready_server(job)
+        if not server.owned and asked != "digests" and (server.control_dir is None or asked == "dumper"):
+            side = await dumper_side(self._session, server, self._ids(server), self._kept)
+            if side is not None:
+                return server, side, "dumper"
+        graphs_alone = server.control_dir is not None and not server.ready_to_capture and not server.owned
+        if not (graphs_alone and asked is None):
+            server = await self._capturing_server(job, relaunch)
+        side = await self._side_of(server)
+        if graphs_alone and asked is None:
+            return server, side, "state"
+        # It loads torch while the arms are repeated.
+        if self._reader is not None:
+            await self._reader.begin()
+        return server, side, "dumper" if asked == "dumper" else "digest"
+
+    async def _side_of(self, server: Server) -> ServerSide:
+        process = await dump_process(server, self._session.start.options.server_python)
+        return server_side(server, self._ids(server), self._kept(process))
+
+    def _kept(self, process: DumpProcess) -> KeptReader:
+        """The reader of the server at hand: the first one stays until the server is left."""
+        if self._reader is None:
+            self._reader = KeptReader(process)
+        return self._reader
 
     async def _capturing_server(self, job: JobView, relaunch: bool) -> Server:
         """A server whose operators can be seen; started again for it where `relaunch` allows that."""
         server = await self._ready_server(job)
+        asked = self._session.start.options.backend
         try:
-            check_can_capture(server, self._session.state.server.launch_s)
+            check_can_capture(server, self._session.state.server.launch_s, asked)
         except UndecidedError as error:
             if not (relaunch and server.owned):
                 raise
             self._session.emit(ev.Trouble(level="note", what=error.what, why=error.why, next=error.next))
             await self.relaunch(job, True)
             server = await self._ready_server(job)
-            check_can_capture(server, self._session.state.server.launch_s)
+            check_can_capture(server, self._session.state.server.launch_s, asked)
         return server
 
     async def census(self, job: JobView, relaunch: bool) -> None:
         """Replays the model's operators on the rows of one of the session's prompts."""
+        self._refuse_readonly("a census")
         server = await self._capturing_server(job, relaunch)
         prompts = await self._prompts_for(server)
-        dumps = await attached_dumps(server, self._session.start.options.server_python)
-        await census(self._session, job, server_side(server, self._ids(server), dumps), prompts.as_lists())
+        await census(self._session, job, await self._side_of(server), prompts.as_lists())
+
+    async def replay(self, job: JobView, locate: int | None, finding: int) -> None:
+        """Calls a located operator again alone; a relaunch is not made for it."""
+        located = located_to_replay(self._session.state, locate)
+        check_can_replay(finding_of(located, finding))
+        server = await self._capturing_server(job, False)
+        side = await self._side_of(server)
+        await replay_finding(self._session, job, side, located, finding)
 
     def _still_there(self, before: Chosen, request: int | None) -> Chosen:
         """The same choice in the run just made. Raises UndecidedError when the divergence went away."""
@@ -205,6 +323,7 @@ class Bench(Serving):
         self, job: JobView, names: tuple[str, ...], helper: str | None, max_relaunches: int | None
     ) -> None:
         """Makes experiments on the helper named, else on the first diverged one, else on match."""
+        self._refuse_readonly("an experiment")
         known_experiments(names)
         server = await self._ready_server(job)
         prompts = await self._prompts_for(server)
@@ -237,7 +356,8 @@ class Bench(Serving):
         """Our server in another configuration; the next job of another kind starts the original again."""
         await self.close()
         self._configuration = configuration
-        self._server = await self._start(job, self._session.start.options.ready_to_capture)
+        eager = self._session.start.options.ready_to_capture and not configuration.expect.get("cuda_graphs")
+        self._server = await self._start(job, eager)
         return self._server
 
     async def report(self, job: JobView) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import re
 import shutil
@@ -22,20 +21,20 @@ import stat
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import numpy as np
 
 import klbench
 from klbench import paths
+from klbench.core.text import size
 from klbench.errors import KlbenchError, UsageError
-from klbench.session.columns import UNREADABLE
 from klbench.session.folder import SessionFolder, find_session
 from klbench.session.log import encode_line
 from klbench.session.redaction import Redactor
+from klbench.storage import read_small
 
 SCHEMA = "klbench.bundle/1"
 ENDING = ".klbench.zip"
@@ -51,6 +50,7 @@ _ALLOWED = re.compile(
     rf"bundle\.json|session\.json|events\.jsonl|(?:runs|reports)/{_NAME}"
     rf"|server/{_NAME}/server\.log|exports/(?:{_NAME}/){{0,3}}{_NAME}"
 )
+_UNPACKED = re.compile(r"[0-9a-f]{24}")
 # Lines in which a server repeats what was sent to it.
 _PROMPT_LINE = re.compile(r"input_ids|GenerateReqInput|TokenizedGenerate|prompt=")
 
@@ -70,9 +70,15 @@ def is_bundle(path: Path) -> bool:
 
 
 def find_session_or_bundle(name: str) -> SessionFolder:
-    """The session of that name, or the one that the bundle of that name holds. Raises UsageError."""
+    """The session of that name, or the one that the bundle of that name holds. Raises UsageError.
+
+    A bundle that was opened before is also found by the name of its folder, which the workbench shows.
+    """
     path = Path(name).expanduser()
-    return open_bundle(path) if is_bundle(path) else find_session(name)
+    if is_bundle(path):
+        return open_bundle(path)
+    unpacked = SessionFolder(_place() / name)
+    return unpacked if _UNPACKED.fullmatch(name) and unpacked.exists() else find_session(name)
 
 
 @contextlib.contextmanager
@@ -84,13 +90,18 @@ def read_with_care(folder: SessionFolder) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        if folder.path.parent != _place():
+        if not is_unpacked(folder):
             raise
         raise UsageError(
             "the bundle holds what this klbench does not understand",
             why=f"{type(error).__name__}: {error}"[:300],
             next="open it with the version that wrote it",
         ) from error
+
+
+def is_unpacked(folder: SessionFolder) -> bool:
+    """Whether the session came out of a bundle: it can be read, and nothing else."""
+    return folder.path.parent == _place()
 
 
 def _place() -> Path:
@@ -101,7 +112,10 @@ def _place() -> Path:
 
 
 def write_bundle(folder: SessionFolder, file: Path, redactor: Redactor | None) -> Path:
-    """Writes the archive, atomically. Raises KlbenchError where the disk refuses."""
+    """Writes the archive, atomically. Raises KlbenchError where the disk refuses, or where it would be larger
+    than what `open_bundle` takes."""
+    parts = list(_parts(folder))
+    _check_size(parts)
     draft = file.with_name(f".{file.name}-{os.getpid()}")
     manifest = Manifest(
         schema=SCHEMA,
@@ -113,7 +127,7 @@ def write_bundle(folder: SessionFolder, file: Path, redactor: Redactor | None) -
     try:
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
             archive.writestr("bundle.json", msgspec.json.encode(manifest))
-            for name, source in _parts(folder):
+            for name, source in parts:
                 content = _content(name, source)
                 if redactor is not None:
                     redacted = _redacted(name, content, redactor)
@@ -142,6 +156,19 @@ def _parts(folder: SessionFolder) -> Iterator[tuple[str, Path]]:
             yield name, file
 
 
+def _check_size(parts: Sequence[tuple[str, Path]]) -> None:
+    sizes = {name: source.stat().st_size for name, source in parts if not name.startswith("server/")}
+    logs = LOG_TAIL_BYTES * (len(parts) - len(sizes))
+    if sum(sizes.values()) + logs <= MAX_BYTES and len(parts) < MAX_ENTRIES:
+        return
+    largest = max(sizes, key=lambda name: sizes[name])
+    raise KlbenchError(
+        "the bundle would be too large to be opened",
+        why=f"{len(parts)} files of {size(sum(sizes.values()))}; the largest is {largest}",
+        next="remove what nobody needs from the session's exports/ and reports/",
+    )
+
+
 def _content(name: str, file: Path) -> bytes:
     with open(file, "rb") as source:
         if name.startswith("server/"):
@@ -161,6 +188,8 @@ def _redacted(name: str, content: bytes, redactor: Redactor) -> bytes | None:
         kept = [line for line in text.split("\n") if not _PROMPT_LINE.search(line)]
         return redactor.text("\n".join(kept)).encode()
     if name.startswith("runs/") and name.endswith(".npz"):
+        from klbench.session.columns import without_prompts
+
         return without_prompts(content)
     if name.startswith("exports/"):
         # The tensors are the model's own, and are the finding.
@@ -194,23 +223,6 @@ def _redacted_json(content: bytes, redactor: Redactor) -> bytes | None:
         return None
 
 
-def without_prompts(content: bytes) -> bytes | None:
-    """The columns with the prompts taken out and each token id replaced by -1; None for other files."""
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        if "prefill_nats" not in arrays:
-            return None
-        arrays["prompt_start"] = np.zeros_like(arrays["prompt_start"])
-        arrays["prompt_ids"] = arrays["prompt_ids"][:0]
-        arrays["token_id"] = np.full_like(arrays["token_id"], -1)
-    except UNREADABLE:
-        return None
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
 # Reading.
 
 
@@ -219,6 +231,9 @@ def open_bundle(path: Path) -> SessionFolder:
 
     Raises UsageError for anything that is not a bundle of a known version, whole and within its bounds.
     """
+    # Its module imports numpy, which a look at a session does without.
+    from klbench.session.columns import UNREADABLE
+
     try:
         if path.stat().st_size > MAX_ARCHIVE_BYTES:
             raise _refused(path, f"it is larger than {MAX_ARCHIVE_BYTES} bytes")
@@ -282,10 +297,10 @@ def _copy(path: Path, source: IO[bytes], output: IO[bytes], most: int) -> int:
 
 def _check_manifest(path: Path, folder: Path) -> None:
     try:
-        manifest = msgspec.json.decode((folder / "bundle.json").read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_small(folder / "bundle.json"), type=Manifest)
     except FileNotFoundError as error:
         raise _refused(path, "it has no bundle.json") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(path, str(error)) from error
     if manifest.schema != SCHEMA:
         raise UsageError(

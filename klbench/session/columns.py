@@ -20,8 +20,8 @@ from klbench.errors import UndecidedError
 from klbench.session.folder import write_atomically
 
 FORMAT = 1
-MAX_FILE_BYTES = 4 * 1024**3
-"""Unpacked; 32 prompts of 100,000 tokens are 13 MB."""
+MAX_FILE_BYTES = 512 * 1024**2
+"""Unpacked; 32 prompts of 100,000 tokens are 13 MB, a million generated tokens 12 MB."""
 
 _TYPES: dict[str, type[np.generic]] = {
     "prompt_len": np.int64,
@@ -70,6 +70,23 @@ def load_columns(file: Path) -> HelperColumns:
             why=str(error),
             next="measure again: the rest of the session is not affected",
         ) from error
+
+
+def without_prompts(content: bytes) -> bytes | None:
+    """The columns with the prompts taken out and each token id replaced by -1; None for other files."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        if "prefill_nats" not in arrays:
+            return None
+        arrays["prompt_start"] = np.zeros_like(arrays["prompt_start"])
+        arrays["prompt_ids"] = arrays["prompt_ids"][:0]
+        arrays["token_id"] = np.full_like(arrays["token_id"], -1)
+    except UNREADABLE:
+        return None
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
 
 
 def _load(file: Path) -> HelperColumns:

@@ -17,6 +17,16 @@ class Ping(Command, frozen=True, kw_only=True):
     """Is a runner there?"""
 
 
+class Control(Command, frozen=True, kw_only=True):
+    """Take control of the runner: from then on it refuses the commands of every other connection."""
+
+    client: str
+    """A name of the connection's own, by which it knows its `ControlTaken` event."""
+    terminal: str = ""
+    over: bool = False
+    """Take it from another terminal that has it."""
+
+
 class Run(Command, frozen=True, kw_only=True):
     """Execute helpers (all three when empty) with the session's prompts."""
 
@@ -41,6 +51,14 @@ class Census(Command, frozen=True, kw_only=True):
 
     relaunch: bool = False
     """Allow a relaunch with --ready-to-capture when the server's operators cannot be seen as it runs."""
+
+
+class Replay(Command, frozen=True, kw_only=True):
+    """Call a located operator again alone with 1, 2, 3, ... rows; of the latest locate when None."""
+
+    locate: int | None = None
+    finding: int = 0
+    """Its place in the findings, from 0."""
 
 
 class Experiment(Command, frozen=True, kw_only=True):
@@ -80,10 +98,12 @@ class Detach(Command, frozen=True, kw_only=True):
 
 COMMAND_TYPES: tuple[type[Command], ...] = (
     Ping,
+    Control,
     Run,
     Continue,
     Locate,
     Census,
+    Replay,
     Experiment,
     Cancel,
     Report,

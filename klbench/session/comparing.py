@@ -18,7 +18,7 @@ from typing import Any
 from klbench.core.before_after import HelperChange, compare_columns
 from klbench.core.columns import HELPERS
 from klbench.engine.checkout import commits_between, files_between
-from klbench.errors import KlbenchError, UndecidedError
+from klbench.errors import ExitCode, KlbenchError, UndecidedError
 from klbench.session.columns import load_columns
 from klbench.session.documents import helper_object, iso_time
 from klbench.session.folder import SessionFolder
@@ -203,6 +203,18 @@ def _helper(
         "reason": reason,
         "change": change.as_dict() if change is not None else None,
     }
+
+
+def exit_code(document: Mapping[str, Any]) -> ExitCode:
+    """1 where a helper's status or bits are others, 5 where one could not be compared and none is known to
+    differ."""
+    parts = document["helpers"].values()
+    if any(part["before"]["status"] != part["after"]["status"] for part in parts):
+        return ExitCode.DIVERGED
+    directions = {str(part["direction"]) for part in parts}
+    if directions - {"same", "undecided"}:
+        return ExitCode.DIVERGED
+    return ExitCode.UNDECIDED if "undecided" in directions else ExitCode.CONSISTENT
 
 
 def _numbers(helper: HelperState | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which run of a session was interrupted, and what is left of it to do.
+"""What an interrupted run keeps and what of it is repeated.
 
 Invariants: what a run has is never measured again; of the helper in flight only the scoring may be left, when
 its generation arm is on disk and the server is the same in everything that changes numbers; otherwise the
@@ -8,18 +8,18 @@ helper is repeated whole, the warming arm first, for the cache went with the ser
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from klbench.core.columns import ArmName, HelperName
 from klbench.engine.generation_arm import GenerationArm
 from klbench.engine.prompts import PromptSet, read_prompt_file
-from klbench.errors import KlbenchError, UndecidedError, UsageError
+from klbench.errors import KlbenchError, UndecidedError
 from klbench.session.arm_file import arm_file, load_arm
 from klbench.session.folder import SessionFolder, write_atomically
+from klbench.session.interruption import Interrupted
 from klbench.session.request import StartRequest
 from klbench.session.state import RunState, SessionState
 
@@ -32,61 +32,6 @@ _TARGET = ("kind", "model", "model_path", "url", "arguments")
 _MEASURED_BY = (
     "samples", "max_new_tokens", "prompt_tokens", "prompts", "seed", "threshold", "deterministic", "fault",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """The latest run, when something of it is left to do."""
-
-    run: RunState
-    left: tuple[HelperName, ...]
-
-    @property
-    def in_words(self) -> str:
-        """`run 2 was interrupted in prefill_cache_hit (scoring arm); left: ...`."""
-        first = self.run.helper(self.left[0])
-        where = f"in {self.left[0]}" if first is not None and first.arms else f"before {self.left[0]}"
-        if first is not None and first.arms:
-            where += f" ({first.arms[-1].arm} arm)"
-        more = f", then {', '.join(self.left[1:])}" if len(self.left) > 1 else ""
-        return f"run {self.run.number} was interrupted {where}{more}"
-
-
-def interrupted(state: SessionState) -> Interrupted | None:
-    """The latest run, if it did not end by itself. Say it of a session without a runner at work."""
-    run = state.run
-    if run is None:
-        return None
-    left = tuple(
-        cast(HelperName, helper.helper)
-        for helper in run.helpers
-        if helper.result is None or (helper.status == "error" and not _ended_whole(run))
-    )
-    return Interrupted(run, left) if left else None
-
-
-def _ended_whole(run: RunState) -> bool:
-    """Whether every helper had its turn: an error among them is then a result, which repeats."""
-    return run.ended and not run.cancelled and all(helper.result is not None for helper in run.helpers)
-
-
-def start_to_continue(folder: SessionFolder, state: SessionState) -> StartRequest:
-    """What the session's latest runner was started with. Raises UsageError where that cannot be repeated."""
-    content = folder.read_session_file()
-    target = dict(state.runner.target) or content.target
-    options = dict(state.runner.options) or content.options
-    try:
-        start = msgspec.convert({"target": target, "options": options}, StartRequest)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"cannot continue {folder.name}", why=str(error)) from error
-    shown = [*start.target.arguments, start.target.url]
-    if any(part.rpartition("=")[2] == "***" or "://***@" in part for part in shown):
-        raise UsageError(
-            f"cannot continue {folder.name}",
-            why="its server was reached with a key, which a session does not keep",
-            next="start a new session with the key",
-        )
-    return start
 
 
 def continues(start: StartRequest, found: Interrupted, state: SessionState) -> str | None:

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
@@ -35,16 +36,32 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: dict[str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Client:
+    """One connection; each is itself alone. `pid` is the system's word, 0 where it says nothing."""
+
+    pid: int
+
+
 def new_socket_path() -> Path:
     return paths.socket_folder() / f"{secrets.token_hex(6)}.sock"
 
 
 class ControlSocket:
-    """Listens at `path` and hands each command to `accept`, which returns at once or raises KlbenchError."""
+    """Listens at `path` and hands each command to `accept`, which returns at once or raises KlbenchError.
 
-    def __init__(self, path: Path, accept: Callable[[Command], None]) -> None:
+    `gone` hears of every connection that ended, however it did.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        accept: Callable[[Command, Client], None],
+        gone: Callable[[Client], None] = lambda _client: None,
+    ) -> None:
         self.path = path
         self._accept = accept
+        self._gone = gone
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.StreamWriter] = set()
 
@@ -71,41 +88,44 @@ class ControlSocket:
         self.path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not _is_owner(writer.get_extra_info("socket")):
+        pid, user = _peer(writer.get_extra_info("socket"))
+        if user != os.getuid():
+            # The folder's mode keeps others out already; a second lock costs nothing.
             writer.close()
             return
+        client = Client(pid)
         self._clients.add(writer)
         try:
             while line := await reader.readline():
-                writer.write(msgspec.json.encode(self._answer(line)) + b"\n")
+                writer.write(msgspec.json.encode(self._answer(line, client)) + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError):
             # ValueError: a line longer than the limit; such a client gets no answer.
             pass
         finally:
             self._clients.discard(writer)
+            self._gone(client)
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    def _answer(self, line: bytes) -> Answer:
+    def _answer(self, line: bytes, client: Client) -> Answer:
         try:
             command = _decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             refusal = {"what": "the runner does not know this command", "why": str(error), "next": ""}
             return Answer(ok=False, error=refusal)
         try:
-            self._accept(command)
+            self._accept(command, client)
         except KlbenchError as error:
             return Answer(ok=False, error=error.as_dict())
         return Answer(ok=True)
 
 
-def _is_owner(connection: Any) -> bool:
-    """Whether the other end is this user. The folder's mode says so already; a second lock costs nothing."""
+def _peer(connection: Any) -> tuple[int, int]:
+    """The other end's process and user; where the system cannot say, no process and this user."""
     if not sys.platform.startswith("linux"):
-        return True
+        return 0, os.getuid()
     size = struct.calcsize("3i")
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack("3i", peer)
-    return bool(user == os.getuid())
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, user

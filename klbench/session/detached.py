@@ -11,8 +11,8 @@ import msgspec
 
 from klbench.errors import ExitCode, UsageError
 from klbench.session.commands import Continue, Run
-from klbench.session.continuing import interrupted
 from klbench.session.folder import make_session
+from klbench.session.interruption import interrupted
 from klbench.session.link import RunnerOrder
 from klbench.session.request import MAX_REQUEST_BYTES
 from klbench.session.runner import Runner, Session, Work

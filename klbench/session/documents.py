@@ -7,6 +7,7 @@ within /1.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 import klbench
+from klbench.core.experiments import GRAPHS_ON, configured_arguments
 from klbench.errors import ExitCode, KlbenchError
 from klbench.session.request import StartRequest
 from klbench.session.state import HelperState, LocatedState, RunState, SessionState
@@ -44,6 +46,19 @@ _NO_VERDICT: dict[str, Any] = {
     "evidence": [],
     "next": [],
 }
+_WITH_GRAPHS = "--no-ready-to-capture"
+# What a verdict's evidence says that the run never put to the test (core/exercised.py). Not a set: what a
+# strange log calls a code may not be hashable.
+_NOT_EXERCISED = (
+    "window_not_crossed",
+    "chunk_within_request",
+    "checkpoint_not_crossed",
+    "no_restore",
+    "page_not_filled",
+    "no_batch",
+    "no_graphs",
+    "cold",
+)
 
 
 def iso_time(at: float) -> str:
@@ -63,6 +78,7 @@ def header(session: Path, state: SessionState, schema: str) -> dict[str, Any]:
         "target": dict(runner.target),
         "options": dict(runner.options),
         "server": dict(state.server.facts),
+        "damaged_lines": state.damage.count,
     }
 
 
@@ -74,6 +90,7 @@ def run_document(
     document["prompts"] = dict(run.prompts) if run else {}
     document["helpers"] = {helper.helper: helper_object(helper) for helper in run.helpers} if run else {}
     document["verdict"] = dict(run.verdict) if run and run.verdict else dict(_NO_VERDICT)
+    document["not_exercised"] = _not_exercised_how(state, run)
     if error is not None:
         document["error"] = error.as_dict()
     return document
@@ -101,6 +118,7 @@ def locate_document(
         {helper.helper: helper_object(helper)["status"] for helper in run.helpers} if run else {}
     )
     document["verdict"] = dict(run.verdict) if run and run.verdict else dict(_NO_VERDICT)
+    document["not_exercised"] = _not_exercised_how(state, run)
     body: Mapping[str, Any] = located.result if located is not None else {}
     document["helper"] = located.helper if located is not None else None
     document["request"] = located.request if located is not None else None
@@ -113,6 +131,44 @@ def locate_document(
     if error is not None:
         document["error"] = error.as_dict()
     return document
+
+
+def verdict_items(verdict: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """The objects in a verdict's list `name` (evidence, next); what is none in a strange log is left out."""
+    items = (verdict or {}).get(name)
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
+
+
+def not_exercised(verdict: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What the verdict's evidence says that the run never put to the test: code, text, values."""
+    found = []
+    for item in verdict_items(verdict, "evidence"):
+        values = item.get("values")
+        values = dict(values) if isinstance(values, Mapping) else {}
+        # Nobody expects match to hit the cache.
+        if item.get("code") in _NOT_EXERCISED and (item["code"], values.get("helper")) != ("cold", "match"):
+            found.append({"code": item["code"], "text": str(item.get("text")), "values": values})
+    return found
+
+
+def _not_exercised_how(state: SessionState, run: RunState | None) -> list[dict[str, Any]]:
+    """The same, with the `command` that would exercise it where klbench can start the server so."""
+    found = not_exercised(run.verdict if run else None)
+    for item in found:
+        if item["code"] == "no_graphs" and (command := _with_graphs(state)) is not None:
+            item["command"] = command
+    return found
+
+
+def _with_graphs(state: SessionState) -> str | None:
+    """The command that measures on a server of ours with CUDA graphs, and locates what differs there."""
+    start = _start_of(state)
+    if start is None or start.target.kind == "url":
+        return None
+    arguments = configured_arguments(start.target.arguments, GRAPHS_ON)
+    target = msgspec.structs.replace(start.target, arguments=arguments)
+    options = msgspec.structs.replace(start.options, ready_to_capture=False)
+    return StartRequest(target=target, options=options).command_line("locate", _WITH_GRAPHS)
 
 
 def run_exit_code(run: RunState) -> ExitCode:
@@ -142,21 +198,54 @@ def _is_origin(finding: Mapping[str, Any]) -> bool:
 def commands_to_repeat(state: SessionState, session: Path) -> list[tuple[str, str]]:
     """What each step was and the command that repeats it; untrusted text."""
     steps: list[tuple[str, str]] = []
-    if state.runner.target:
-        try:
-            start = msgspec.convert(
-                {"target": dict(state.runner.target), "options": dict(state.runner.options)}, StartRequest
-            )
-        except msgspec.ValidationError:
-            start = None
-        if start is not None:
-            steps.append(("measure the helpers", start.command_line("run")))
-            for located in state.located[-1:]:
-                options = msgspec.structs.replace(start.options, helpers=(located.helper,))
-                again = msgspec.structs.replace(start, options=options)
-                line = again.command_line("locate", "--request", str(located.request))
-                steps.append(("locate the origin", line))
+    start = _start_of(state)
+    if start is not None:
+        steps.append(("measure the helpers", start.command_line("run")))
+        for located in state.located[-1:]:
+            options = msgspec.structs.replace(start.options, helpers=(located.helper,))
+            again = msgspec.structs.replace(start, options=options)
+            more = ["--request", str(located.request)]
+            if start.target.kind != "url" and (located.result.get("capture") or {}).get("backend") == "state":
+                more.append(_WITH_GRAPHS)
+            steps.append(("locate the origin", again.command_line("locate", *more)))
+        steps += _experiments_to_repeat(state, start)
+        if state.censuses:
+            steps.append(("take the census of operators", start.command_line("census")))
+        for item in _not_exercised_how(state, state.run):
+            if "command" in item:
+                steps.append((f"exercise what was not: {item['text'].partition(':')[0]}", item["command"]))
     if state.server.command:
         steps.append(("start the server alone", state.server.command))
-    steps.append(("read this session", f"klbench open {session}"))
+    place = shlex.quote(str(session))
+    if state.located:
+        steps.append(("export the origin as a script", f"klbench export {place}"))
+    steps.append(("do the same after a change, and compare", f"klbench run --like {place}"))
+    steps.append(("read this session", f"klbench open {place}"))
+    return steps
+
+
+def _start_of(state: SessionState) -> StartRequest | None:
+    """What the session was asked for; None where a strange log does not say it."""
+    if not state.runner.target:
+        return None
+    try:
+        return msgspec.convert(
+            {"target": dict(state.runner.target), "options": dict(state.runner.options)}, StartRequest
+        )
+    except msgspec.ValidationError:
+        return None
+
+
+def _experiments_to_repeat(state: SessionState, start: StartRequest) -> list[tuple[str, str]]:
+    """One command for each helper that experiments were made on."""
+    names: dict[str, list[str]] = {}
+    for made in state.experiments:
+        known = names.setdefault(made.helper, [])
+        if made.name not in known:
+            known.append(made.name)
+    steps = []
+    for helper, made_on in names.items():
+        options = msgspec.structs.replace(start.options, helpers=(helper,))
+        again = msgspec.structs.replace(start, options=options)
+        steps.append((f"make the experiments on {helper}", again.command_line("experiment", *made_on)))
     return steps

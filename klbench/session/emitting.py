@@ -14,7 +14,7 @@ from klbench.session.calibrating import kept_calibration
 from klbench.session.continuing import recorded_prompts
 from klbench.session.documents import iso_time
 from klbench.session.folder import find_session
-from klbench.session.link import read_state
+from klbench.session.reading import read_state
 from klbench.session.request import StartRequest
 from klbench.session.state import RunState
 

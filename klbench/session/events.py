@@ -208,6 +208,16 @@ class Located(Event, frozen=True, kw_only=True):
     """The run whose divergence was located."""
 
 
+class Replayed(Event, frozen=True, kw_only=True):
+    """A located operator was called again alone; `result` is an operator of klbench.census/1 with `arms_M`,
+    the row counts of the two arms. `finding` counts from 0."""
+
+    locate: int
+    finding: int
+    result: dict[str, Any]
+    elapsed_s: float
+
+
 class CensusTaken(Event, frozen=True, kw_only=True):
     """`result` is the body of klbench.census/1; census: its number in the session, from 1."""
 
@@ -246,6 +256,21 @@ class ReportWritten(Event, frozen=True, kw_only=True):
     files: list[str]
 
 
+class ControlTaken(Event, frozen=True, kw_only=True):
+    """A terminal controls the runner from here on; every other one watches."""
+
+    client: str
+    """What the terminal calls itself, so that it knows itself again; no secret."""
+    terminal: str = ""
+    pid: int = 0
+
+
+class ControlLeft(Event, frozen=True, kw_only=True):
+    """The terminal that had control is gone: a detach, or a dropped connection."""
+
+    client: str
+
+
 class Trouble(Event, frozen=True, kw_only=True):
     """What a user should see: the KlbenchError fields and a level: error, warning, note."""
 
@@ -269,9 +294,17 @@ class Unknown(Event, frozen=True, kw_only=True):
     name: str = ""
 
 
+class Damaged(Event, frozen=True, kw_only=True):
+    """Stands for a line that cannot be read; `line` counts from 1. It is never written."""
+
+    line: int
+    why: str
+
+
 EVENT_TYPES: tuple[type[Event], ...] = (
     RunnerStarted, RunnerEnded, ServerPhase, ServerStarting, ServerReady, ServerEnded,
     JobStarted, JobProgress, JobEnded, RunStarted, ArmStarted, ArmProgress, ArmEnded,
-    HelperEnded, TokenTexts, RunEnded, Located, CensusTaken, ReportWritten, Trouble, Call, Unknown,
+    HelperEnded, TokenTexts, RunEnded, Located, Replayed, CensusTaken, ReportWritten, Trouble, Call, Unknown,
     Asked, Answered, RunContinued, CodeSeen, ExperimentsPlanned, ExperimentEnded, RunJudged,
+    ControlTaken, ControlLeft,
 )  # fmt: skip

@@ -7,11 +7,14 @@ columns on disk, so it never rests on what nobody can see.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.core.diagnosis import diagnose
@@ -24,10 +27,21 @@ from klbench.core.experiments import (
     Configuration,
     Plan,
     Step,
+    base_name,
     make_plan,
     quantised_kv,
 )
 from klbench.core.kl import summarise
+from klbench.core.padding import (
+    UNREACHABLE,
+    PaddedPass,
+    PadTarget,
+    pads_to,
+    parse_target,
+    read_pad,
+    residue_beside,
+    striking_target,
+)
 from klbench.core.passes import (
     Outcome,
     meaning,
@@ -37,6 +51,7 @@ from klbench.core.passes import (
     read_toggle,
     read_wide_restore,
 )
+from klbench.engine.arms import Widen
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.experiments import WIDE_ROWS, Pass, Passes, composed_equally
 from klbench.engine.server import Server
@@ -60,27 +75,32 @@ class ExperimentBench:
     ids: Callable[[Server], RequestIds]
 
 
-def configured_arguments(arguments: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
-    """The user's sglang arguments as this configuration wants them."""
-    kept: list[str] = []
-    keep = True
-    for argument in arguments:
-        if argument.startswith("--"):
-            keep = argument.partition("=")[0] not in configuration.remove
-        if keep:
-            kept.append(argument)
-    return (*kept, *configuration.flags)
-
-
 def known_experiments(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, once each. Raises UsageError for one that there is not."""
-    unknown = [name for name in names if name not in CATALOGUE]
+    """The names, once each; `pad` may name its residue. Raises UsageError for one that there is not."""
+    unknown = [name for name in names if base_name(name) not in CATALOGUE]
     if unknown or not names:
         raise UsageError(
             f"there is no experiment {unknown[0]!r}" if unknown else "which experiment?",
             why=f"there are: {', '.join(CATALOGUE)}",
         )
+    _chosen_target(names)
     return tuple(dict.fromkeys(names))
+
+
+def _chosen_target(names: Sequence[str]) -> PadTarget | None:
+    """The residue that `pad:QUANTITY%MODULUS=REST` names. Raises UsageError."""
+    chosen = [name for name in dict.fromkeys(names) if ":" in name]
+    if not chosen:
+        return None
+    name, _, parameter = chosen[-1].partition(":")
+    if name != "pad" or len(chosen) > 1 or "pad" in names:
+        why = "only pad has a parameter, and is made with one residue at a time"
+        raise UsageError(f"cannot make {', '.join(chosen)}", why=why, next="pad:cached_tokens%8=3")
+    try:
+        return parse_target(parameter)
+    except ValueError as error:
+        why, example = str(error), "pad:cached_tokens%8=3"
+        raise UsageError(f"cannot make {chosen[-1]}", why=why, next=f"for example {example}") from error
 
 
 async def make_experiments(
@@ -99,19 +119,30 @@ async def make_experiments(
     """Makes the experiments of one helper. Raises UsageError where their relaunches were not agreed to."""
     facts = seen_of(server)
     launch_s = server.launch_s if server.owned else None
-    plan = make_plan(known_experiments(names), facts, helper=helper, launch_s=launch_s, pass_s=pass_s)
-    if plan.launches and not server.owned:
-        relaunching = {name for name in names if CATALOGUE[name].relaunches}
+    target = _chosen_target(known_experiments(names))
+    names = tuple(base_name(name) for name in names)
+    ruled_out: dict[str, str] = {}
+    if not server.owned:
         reason = "klbench is attached to this server and cannot start it again"
-        impossible = {**plan.impossible, **dict.fromkeys(sorted(relaunching), reason)}
-        plan = Plan(tuple(s for s in plan.steps if s.experiment not in relaunching), impossible, 0, None)
+        ruled_out = {name: reason for name in names if CATALOGUE[name].relaunches}
+    if "pad" in names and target is None:
+        target = striking_target(measured[1], summarise(measured[1]), facts)
+        if target is None:
+            ruled_out["pad"] = "no residue of this run is striking: name one, pad:cached_tokens%8=3"
+    plan = make_plan(names, facts, helper=helper, launch_s=launch_s, pass_s=pass_s, ruled_out=ruled_out)
+    if target is not None and "pad" not in plan.impossible:
+        beside = residue_beside(measured[1], summarise(measured[1]), target)
+        plan = replace(plan, predictions={"pad": target.prediction(beside)})
     session.emit(ev.ExperimentsPlanned(helper=helper, plan=plan.as_dict()))
     await _agree(job, plan, launch_s, max_relaunches)
     for name, reason in plan.impossible.items():
         _say(session, Outcome(name, NOT_POSSIBLE, f"not possible here: {reason}", {}), helper, 0.0)
-    work = _Work(session, job, server, helper, prompts, bench)
-    await work.make(plan, measured)
-    judge_again(session)
+    work = _Work(session, job, server, helper, prompts, bench, target)
+    try:
+        await work.make(plan, measured)
+    finally:
+        # Cancelled in the middle, the verdict still knows what was made until then.
+        judge_again(session)
 
 
 async def _agree(job: JobView, plan: Plan, launch_s: float | None, max_relaunches: int | None) -> None:
@@ -146,7 +177,9 @@ class _Work:
         helper: HelperName,
         prompts: list[list[int]],
         bench: ExperimentBench,
+        target: PadTarget | None,
     ) -> None:
+        self._target = target
         self._session = session
         self._job = job
         self._server = server
@@ -202,10 +235,14 @@ class _Work:
                 alone = await passes.helper(self._helper, [self._prompts[request]])
                 return read_alone(base.columns, request, alone.columns)
             case "wide_restore":
-                wide = await passes.helper(self._helper, self._prompts, extend_by=WIDE_ROWS)
+                widen = Widen(base.columns.cached_generation.tolist(), WIDE_ROWS)
+                wide = await passes.helper(self._helper, self._prompts, widen=widen)
                 return read_wide_restore(base.columns, wide.columns)
             case "equal_m":
                 return read_equal_m(await passes.equal_rows(base.columns))
+            case "pad":
+                assert self._target is not None
+                return await self._pad(passes, base.columns, self._target)
         changed = await passes.helper(self._helper, self._prompts)
         return read_toggle(
             step.experiment,
@@ -216,6 +253,26 @@ class _Work:
             in_force=seen_of(self._server),
             composed_equally=composed_equally(base, changed),
         )
+
+    async def _pad(self, passes: Passes, base: HelperColumns, target: PadTarget) -> Outcome:
+        """All prompts padded to the residue, then to the one beside it."""
+        beside = residue_beside(base, summarise(base), target)
+        made = [await self._padded(passes, base, target, residue) for residue in (target.residue, beside)]
+        return read_pad(target, *made)
+
+    async def _padded(
+        self, passes: Passes, base: HelperColumns, target: PadTarget, residue: int
+    ) -> PaddedPass:
+        """One pass with every prompt followed by as many of its own tokens as bring it to the residue."""
+        facts, new_tokens = self._server.facts, self._session.start.options.max_new_tokens
+        longest = facts.context_length - new_tokens if facts.context_length else None
+        pads = pads_to(base, target, residue, page_size=facts.page_size or 1, longest=longest)
+        prompts = [
+            [*prompt, *itertools.islice(itertools.cycle(prompt), max(int(pad), 0))]
+            for prompt, pad in zip(self._prompts, pads, strict=True)
+        ]
+        made = await passes.helper(self._helper, prompts)
+        return PaddedPass(made.columns, residue, np.asarray(pads != UNREACHABLE))
 
 
 def _together(outcomes: Sequence[Outcome]) -> Outcome:

@@ -1,23 +1,22 @@
 """The folder of a session: what lies where, who may work in it.
 
-    <session>/                 0700
-        session.json           schema, version, created, target, options: written once, atomically
-        events.jsonl           the event log (log.py)
-        lock                   the runner at work: host, pid, its start, its socket
-        runs/ traces/ reports/ columns, traces, reports
-        exports/               exported operators
-        server/                the server's logs and control folder
-        runner.log             what a detached runner and its libraries print
-
-A lock from another host is never judged dead, for nobody here can know; a dead local one is taken over.
+<session>/                 0700
+    session.json           schema, version, created, target, options: written once, atomically
+    events.jsonl           the event log (log.py)
+    lock                   the runner at work: host, pid, its start, its socket (lock.py)
+    runs/ traces/ reports/ columns, traces, reports
+    exports/               exported operators
+    calls/ pictures/       bodies of calls that are too long for a line; screens as SVG
+    server/                the server's logs and control folder
+    runner.log             what a detached runner and its libraries print
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,8 @@ import klbench
 from klbench import paths
 from klbench.errors import UsageError
 from klbench.session.events import SCHEMA
-from klbench.session.process_identity import process_start, this_host
+from klbench.session.lock import Lock, held, read_lock
+from klbench.storage import read_small
 
 
 class SessionFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,26 +42,6 @@ class SessionFile(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     target: dict[str, Any] = {}
     options: dict[str, Any] = {}
-
-
-class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """The lock file: the runner that works in the folder."""
-
-    host: str
-    pid: int
-    start: str
-    """What tells this process from another with its pid (process_identity.py)."""
-    socket: str = ""
-    taken_at: float = 0.0
-
-    @property
-    def local(self) -> bool:
-        return self.host == this_host()
-
-    @property
-    def alive(self) -> bool:
-        """Whether its runner may be alive: always so for another host."""
-        return not self.local or process_start(self.pid) == self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +109,15 @@ class SessionFolder:
         """session.json; raises UsageError when this is no session or one of a version unknown to us."""
         file = self.path / "session.json"
         try:
-            content = msgspec.json.decode(file.read_bytes(), type=SessionFile)
+            content = msgspec.json.decode(read_small(file), type=SessionFile)
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} is not a klbench session", next="klbench sessions") from error
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {file}", why=str(error)) from error
+            raise UsageError(
+                f"cannot read {file}",
+                why=str(error),
+                next="it is damaged, or not klbench's; what was measured lies in events.jsonl and runs/",
+            ) from error
         if content.schema != SCHEMA:
             raise UsageError(
                 f"{self.path} has the format {content.schema!r}; this klbench reads {SCHEMA!r}",
@@ -144,64 +128,55 @@ class SessionFolder:
 
     def read_lock(self) -> Lock | None:
         """The lock, or None when there is none or it cannot be understood."""
-        try:
-            return msgspec.json.decode(self.lock_file.read_bytes(), type=Lock)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
+        return read_lock(self.lock_file)
 
     @contextlib.contextmanager
     def locked(self, *, socket: str = "") -> Iterator[Lock]:
         """Holds the session's lock. Raises UsageError when a runner works in the folder already."""
-        lock = _take_lock(self, socket)
-        try:
+        with held(self.lock_file, socket=socket) as lock:
             yield lock
-        finally:
-            # Only our own: after a suspended machine somebody else may have taken the session over.
-            if self.read_lock() == lock:
-                self.lock_file.unlink(missing_ok=True)
 
 
-def _take_lock(folder: SessionFolder, socket: str) -> Lock:
-    mine = Lock(
-        host=this_host(),
-        pid=os.getpid(),
-        start=process_start(os.getpid()) or "",
-        socket=socket,
-        taken_at=time.time(),
-    )
-    with open(folder.path / "lock.guard", "w", encoding="ascii") as guard:
-        # Makes judging and taking one step among the processes of this host.
-        with contextlib.suppress(OSError):
-            fcntl.flock(guard, fcntl.LOCK_EX)
-        held = folder.read_lock()
-        if held is not None and held.alive:
-            where = f"pid {held.pid}" if held.local else f"pid {held.pid} on {held.host}"
-            raise UsageError(
-                f"another klbench works on the session {folder.name} ({where})",
-                why="a session has one runner at a time"
-                if held.local
-                else "whether a process of another host is alive cannot be known from here",
-                next=f"klbench open {folder.path}"
-                if held.local
-                else f"if it is gone for good, remove {folder.lock_file}",
-            )
-        write_atomically(folder.lock_file, msgspec.json.encode(mine))
-    return mine
+def write_atomically(file: Path, content: bytes, *, durable: bool = True) -> None:
+    """Readers see the old file or the new one, whole; mode 0600. Raises OSError that names the file.
 
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Readers see the old file or the new one, whole; mode 0600."""
-    handle, draft = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    What is not `durable` may be lost with the machine's power, and costs no wait for the disk.
+    """
+    draft = None
     try:
+        handle, draft = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
         with os.fdopen(handle, "wb") as output:
             output.write(content)
             output.flush()
-            os.fsync(output.fileno())
+            if durable:
+                os.fsync(output.fileno())
         os.replace(draft, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
+    except BaseException as error:
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+        if isinstance(error, OSError) and error.errno is not None:
+            # A write says only "no space left", not where, and a draft's name helps nobody.
+            raise OSError(error.errno, error.strerror, str(file)) from error
         raise
+
+
+def check_writable_place(file: Path) -> None:
+    """Raises UsageError where no file can be written to a place that a user named."""
+    if why := paths.why_not_writable(file):
+        raise UsageError(f"cannot write {file}", why=why, next="name a file in a folder that is there")
+
+
+def write_where_asked(file: Path, content: bytes) -> None:
+    """Writes to a place that a user named: a regular file atomically, through links; a device or a pipe as it
+    is, never in its place. Raises UsageError where nothing can be written, OSError where the disk refuses."""
+    check_writable_place(file)
+    target = file.resolve()
+    if target.exists() and not target.is_file():
+        with file.open("wb") as output:
+            output.write(content)
+        return
+    write_atomically(target, content)
 
 
 def make_session(path: Path, target: Mapping[str, Any], options: Mapping[str, Any]) -> SessionFolder:
@@ -214,11 +189,11 @@ def make_session(path: Path, target: Mapping[str, Any], options: Mapping[str, An
             next="name a new or an empty folder",
         )
     paths.make_private(folder.path)
-    for part in (folder.runs, folder.reports, folder.server):
-        paths.make_private(part)
     if folder.exists():
         folder.read_session_file()
-    else:
+    for part in (folder.runs, folder.reports, folder.server):
+        paths.make_private(part)
+    if not folder.exists():
         content = SessionFile(
             schema=SCHEMA,
             klbench_version=klbench.__version__,
@@ -226,8 +201,17 @@ def make_session(path: Path, target: Mapping[str, Any], options: Mapping[str, An
             target=dict(target),
             options=dict(options),
         )
-        write_atomically(folder.path / "session.json", msgspec.json.encode(content))
+        try:
+            write_atomically(folder.path / "session.json", msgspec.json.encode(content))
+        except OSError:
+            remove_new(folder)
+            raise
     return folder
+
+
+def remove_new(folder: SessionFolder) -> None:
+    """Takes back a session that was just made and holds nothing yet."""
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def new_session_path(label: str) -> Path:
@@ -245,6 +229,13 @@ def new_session_path(label: str) -> Path:
 
 def find_session(name: str) -> SessionFolder:
     """The session that a user names: a folder, or the (beginning of the) name of one under the root."""
+    if not name.strip():
+        # Every name begins with nothing: a script whose variable is empty would work on some session.
+        raise UsageError(
+            "the session's name is empty",
+            why="a variable of a script may not be set",
+            next="klbench sessions",
+        )
     path = Path(name).expanduser()
     if SessionFolder(path).exists():
         return SessionFolder(path.absolute())
@@ -262,9 +253,15 @@ def find_session(name: str) -> SessionFolder:
 
 
 def all_sessions() -> list[SessionFolder]:
-    """The sessions under the root, the newest first."""
+    """The sessions under the root, the newest first. Raises UsageError where it cannot be read."""
     try:
         folders = [SessionFolder(path) for path in paths.sessions_root().iterdir()]
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UsageError(
+            f"cannot list the sessions in {paths.sessions_root()}",
+            why=error.strerror or str(error),
+            next="name a folder of yours with KLBENCH_HOME",
+        ) from error
     return sorted((folder for folder in folders if folder.exists()), key=lambda f: f.name, reverse=True)

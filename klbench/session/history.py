@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from klbench.errors import UsageError
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder, all_sessions
 from klbench.session.log import Entry, read_log
@@ -64,7 +65,12 @@ def past_of(target: Mapping[str, Any], folders: Sequence[SessionFolder] | None =
     """What the latest sessions with this target took on this host. Reads files; not for an event loop."""
     launches: list[float] = []
     rates: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for folder in (all_sessions() if folders is None else folders)[:MOST_SESSIONS]:
+    if folders is None:
+        try:
+            folders = all_sessions()
+        except UsageError:
+            return Past()
+    for folder in folders[:MOST_SESSIONS]:
         with contextlib.suppress(OSError):
             if os.stat(folder.events).st_size <= MOST_LOG_BYTES:
                 _read(read_log(folder.events), target, launches, rates)

@@ -1,4 +1,4 @@
-"""The client side: find the runner of a session, start one, tell it what to do, list sessions.
+"""The client side: reach the runner of a session, start one, tell it what to do.
 
 A client reads by tailing the event log (log.py) and sends through the runner's socket; there is no other way.
 """
@@ -7,41 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from klbench.errors import KlbenchError, ServerError, UndecidedError, UsageError
-from klbench.session.commands import Command, Ping
-from klbench.session.continuing import interrupted, start_to_continue
+from klbench.session.commands import Command, Control, Ping
 from klbench.session.control import Answer
-from klbench.session.folder import Lock, SessionFolder, all_sessions, make_session, new_session_path
-from klbench.session.log import read_log
-from klbench.session.request import StartRequest, Target
-from klbench.session.size import size_bytes
-from klbench.session.state import SessionState, fold, without_runner
+from klbench.session.folder import SessionFolder, make_session, new_session_path
+from klbench.session.interruption import interrupted, start_to_continue
+from klbench.session.reading import find_runner, read_state
+from klbench.session.request import StartRequest
 
 ANSWER_TIMEOUT_S = 5.0
 """A runner answers a command from its event loop, which nothing blocks for long."""
 SPAWN_TIMEOUT_S = 30.0
 """Imports on a cold, slow disk; measured 0.4 s warm."""
-
-
-def find_runner(folder: SessionFolder) -> Lock | None:
-    """The lock of the runner at work, None when there is none. One of another host is taken for alive."""
-    lock = folder.read_lock()
-    return lock if lock is not None and lock.alive else None
-
-
-def read_state(folder: SessionFolder) -> SessionState:
-    """The session as it stands: the fold of its log, corrected when its runner was killed."""
-    state = fold(read_log(folder.events))
-    return state if find_runner(folder) is not None else without_runner(state)
 
 
 class Attachment:
@@ -51,6 +37,8 @@ class Attachment:
         self._reader = reader
         self._writer = writer
         self._turn = asyncio.Lock()
+        self.name = secrets.token_hex(8)
+        """By which it knows itself in `ControlTaken`."""
 
     async def send(self, command: Command) -> None:
         """Sends the command. Raises the runner's refusal as UsageError, a lost runner as ServerError."""
@@ -76,10 +64,22 @@ class Attachment:
                 next=refusal.get("next", ""),
             )
 
+    async def take_control(self, *, over: bool = False) -> None:
+        """Makes this connection the one whose commands are taken. Raises UsageError where another terminal
+        has control and `over` does not take it away."""
+        await self.send(Control(client=self.name, terminal=terminal_name(), over=over))
+
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+
+def terminal_name() -> str:
+    """Which terminal this is, as `who` shows it: pts/3; empty without one."""
+    with contextlib.suppress(OSError):
+        return os.ttyname(0).removeprefix("/dev/")
+    return ""
 
 
 async def attach(folder: SessionFolder) -> Attachment:
@@ -92,9 +92,9 @@ async def attach(folder: SessionFolder) -> Attachment:
         )
     if not lock.local:
         raise UsageError(
-            f"the session's runner is on {lock.host}",
-            why="its socket can be reached on that host only",
-            next=f"run klbench open on {lock.host}, or read here without control",
+            f"the session's runner is elsewhere ({lock.where})",
+            why="its socket can be reached there only",
+            next="run klbench open there, or read here without control",
         )
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -154,13 +154,20 @@ async def continue_session(folder: SessionFolder) -> str:
     return found.in_words if found is not None else "its server is started again"
 
 
+async def start_server_again(folder: SessionFolder) -> str:
+    """Starts a runner that has the session's server and waits for what to do; returns what it does. Raises
+    UsageError where the session cannot be continued."""
+    await spawn_runner(folder, start_to_continue(folder, read_state(folder)), run_first=False)
+    return "its server is started again"
+
+
 async def spawn_runner(
     folder: SessionFolder, start: StartRequest, *, run_first: bool, continue_run: bool = False
 ) -> None:
     """Starts the session's runner in a session of its own, where no hang-up of this terminal reaches it."""
     if (lock := find_runner(folder)) is not None:
         raise UsageError(
-            f"a runner works on the session already (pid {lock.pid} on {lock.host})",
+            f"a runner works on the session already ({lock.where})",
             next=f"klbench open {folder.path}",
         )
     order = msgspec.json.encode(RunnerOrder(start=start, run_first=run_first, continue_run=continue_run))
@@ -207,105 +214,3 @@ def _last_line(file: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSummary:
-    """One line of `klbench sessions`; labels are untrusted text."""
-
-    folder: SessionFolder
-    created_at: float
-    label: str
-    status: str
-    """running, on another host, interrupted (it can be continued), or ended."""
-    doing: str
-    """The job in progress or the server's phase; empty when nobody works on it."""
-    found: str
-    """helper statuses and the origin, e.g. "match clean · prefill_cache_hit diverged"."""
-    size_bytes: int
-    server: str = ""
-    """The server's state: ready at its address, failed with the reason, stopped."""
-    verdict: str = ""
-    """The latest verdict in a word or two."""
-    traces_bytes: int = 0
-    """The part of the size that `sessions prune` frees."""
-    interrupted: bool = False
-
-
-def summarise(folder: SessionFolder) -> SessionSummary:
-    """What a list shows of a session. Raises UsageError for one of an unknown version."""
-    content = folder.read_session_file()
-    state = read_state(folder)
-    lock = find_runner(folder)
-    status = "ended" if lock is None else "running" if lock.local else f"on {lock.host}"
-    if lock is None and interrupted(state) is not None:
-        status = "interrupted"
-    doing = ""
-    if lock is not None:
-        doing = state.job.title if state.job is not None else f"server {state.server.phase}"
-    return SessionSummary(
-        folder=folder,
-        created_at=content.created_at,
-        label=_label(content.target),
-        status=status,
-        doing=doing,
-        found=found_in_words(state),
-        size_bytes=size_bytes(folder.path),
-        server=_server_in_words(state),
-        verdict=_verdict_in_words(state),
-        traces_bytes=size_bytes(folder.traces),
-        interrupted=lock is None and interrupted(state) is not None,
-    )
-
-
-def list_sessions(folders: Sequence[SessionFolder] | None = None) -> list[SessionSummary]:
-    """The sessions under the root, the newest first; those that cannot be read are left out."""
-    summaries = []
-    for folder in all_sessions() if folders is None else folders:
-        with contextlib.suppress(UsageError):
-            summaries.append(summarise(folder))
-    return summaries
-
-
-def unreadable_sessions() -> list[tuple[SessionFolder, str]]:
-    """The sessions under the root that this version cannot open, with the reason."""
-    refused = []
-    for folder in all_sessions():
-        try:
-            folder.read_session_file()
-        except UsageError as error:
-            refused.append((folder, " · ".join(part for part in (error.what, error.why) if part)))
-    return refused
-
-
-def _server_in_words(state: SessionState) -> str:
-    server = state.server
-    if server.ended is not None and not server.ended.expected:
-        return f"died: {server.ended.why}"[:60]
-    return f"ready at {server.url}" if server.ready else server.phase
-
-
-def _verdict_in_words(state: SessionState) -> str:
-    verdict = state.run.verdict if state.run is not None else None
-    if not verdict:
-        return ""
-    conditions = ", ".join(str(item).replace("_", " ") for item in verdict.get("conditions") or [])
-    return conditions or str(verdict.get("status", ""))
-
-
-def found_in_words(state: SessionState) -> str:
-    """What the latest run and locate job found, in one line."""
-    words = []
-    if state.run is not None:
-        words = [f"{helper.helper} {helper.status}" for helper in state.run.helpers]
-    if state.latest_located is not None:
-        for finding in state.latest_located.result.get("findings", [])[:1]:
-            words.append(f"origin {finding.get('module')} ({finding.get('grade')})")
-    return " · ".join(words)
-
-
-def _label(target: dict[str, object]) -> str:
-    try:
-        return msgspec.convert(target, Target).label
-    except msgspec.ValidationError:
-        return str(target.get("kind", "?"))

@@ -6,25 +6,29 @@ default is the first diverged helper in the order of HELPERS and its first diver
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
+from klbench.engine.arms import NotRepeatedError
 from klbench.engine.capture import Outcome, capture
-from klbench.engine.capture_control import CaptureControl, RequestIds
-from klbench.engine.captured_work import ServerSide, Work
+from klbench.engine.capture_control import Backend, CaptureControl, RequestIds
+from klbench.engine.captured_work import ServerSide, Work, as_whole_as_affordable, generation_tokens
 from klbench.engine.confirm import confirm
-from klbench.engine.dump_process import DumpProcess
+from klbench.engine.dump_process import DumpProcess, DumpReaders
 from klbench.engine.facts import read_model_config
 from klbench.engine.pythonpath import plugin_environment
 from klbench.engine.server import Server
 from klbench.engine.server_python import find_server_python
+from klbench.engine.state_probing import GONE, GRAPHS, probe_state
+from klbench.engine.target import Plan
 from klbench.errors import UndecidedError, UsageError
 from klbench.session import events as ev
-from klbench.session.attach_exports import make_exports
+from klbench.session.attach_exports import how_to_be_captured
 from klbench.session.runner import JobView, Session
 from klbench.session.state import HelperState, RunState, SessionState
 
@@ -75,14 +79,15 @@ def _statuses(run: RunState) -> str:
     return " · ".join(f"{helper.helper} {helper.status}" for helper in run.helpers)
 
 
-def check_can_capture(server: Server, launch_s: float | None) -> None:
+def check_can_capture(server: Server, launch_s: float | None, asked: str | None = None) -> None:
     """Raises UndecidedError where this server cannot be captured as it runs, with what would allow it."""
+    _check_ranks(server)
     if server.control_dir is None:
-        exports = "; ".join(make_exports().lines)
         raise UndecidedError(
             "this server cannot be captured",
-            why="it was not started with klbench's plugin, or klbench cannot tell",
-            next=f"put this before its launch, with CUDA graphs off, and attach again: {exports}",
+            why="it was started without klbench's plugin, or klbench cannot tell where that writes: "
+            "--path-map SERVER=LOCAL says it",
+            next=how_to_be_captured(asked, server.paths),
         )
     if not server.ready_to_capture and not server.owned:
         raise UndecidedError(
@@ -99,10 +104,33 @@ def check_can_capture(server: Server, launch_s: float | None) -> None:
         )
 
 
-async def attached_dumps(server: Server, server_python: str | None) -> DumpProcess | None:
-    """How to read dumps of an attached server, with a Python found here; None for one of ours."""
-    if server.plan is not None or server.control_dir is None or server.nonce is None:
-        return None
+def _check_ranks(server: Server) -> None:
+    """Raises UndecidedError where not every part of the model would be seen."""
+    facts = server.facts
+    if (facts.pp_size or 1) > 1:
+        raise UndecidedError(
+            f"a server of {facts.pp_size} pipeline stages is not captured",
+            why="each stage runs a part of the layers in forwards of its own; klbench does not put together "
+            "what they do",
+            next="start it with --pp-size 1, or with more --tp-size; the helpers run as it is",
+        )
+    if (facts.nnodes or 1) > 1 and len(server.presences) < facts.all_model_processes:
+        raise UndecidedError(
+            f"a server on {facts.nnodes} nodes is not captured from here",
+            why=f"klbench's plugin is seen in {len(server.presences)} of {facts.all_model_processes} ranks: "
+            "the others write into a folder that this machine does not see",
+            next="start each node with KLBENCH_INSITU_DIR on a folder that all nodes share; "
+            "the helpers run as it is",
+        )
+
+
+async def dump_process(server: Server, server_python: str | None) -> DumpProcess:
+    """How to read dumps of a server with our plugin: with its own Python, or with one found here where it is
+    attached."""
+    if server.plan is not None:
+        return _dumps_of_ours(server.plan)
+    assert server.control_dir is not None
+    assert server.nonce is not None
     python = await find_server_python(Path(server_python) if server_python else None)
     environment = plugin_environment(
         server.control_dir,
@@ -115,20 +143,26 @@ async def attached_dumps(server: Server, server_python: str | None) -> DumpProce
     return DumpProcess(python.path, environment)
 
 
-def server_side(server: Server, ids: RequestIds, dumps: DumpProcess | None = None) -> ServerSide:
-    """What a capture needs of a server with our plugin; `dumps` for an attached one."""
+def _dumps_of_ours(plan: Plan) -> DumpProcess:
+    return DumpProcess(plan.python.path, plan.spec.environment)
+
+
+def server_side(server: Server, ids: RequestIds, dumps: DumpReaders | None = None) -> ServerSide:
+    """What a capture needs of a server with our plugin; without `dumps` each capture starts its own reader,
+    which must be one of a server that we launched."""
     assert server.control_dir is not None
     if dumps is None:
         assert server.plan is not None
-        dumps = DumpProcess(server.plan.python.path, server.plan.spec.environment)
+        dumps = _dumps_of_ours(server.plan)
     ranks = sorted({presence.rank for presence in server.presences if presence.rank is not None})
     return ServerSide(
         client=server.client,
-        control=CaptureControl(server.control_dir, ids.nonce, ranks),
+        control=CaptureControl(server.control_dir, ids.nonce, ranks, server.paths),
         ids=ids,
         dumps=dumps,
-        model_config=read_model_config(server.facts.model) or {},
+        model_config=read_model_config(server.facts.model, server.paths) or {},
         options=server.arm_options(),
+        page_size=server.facts.page_size or 1,
     )
 
 
@@ -137,29 +171,56 @@ class ArmsAsProgress:
 
     def __init__(self, job: JobView) -> None:
         self._job = job
+        self._phase = ""
 
     def arm_started(self, arm: ArmName, requests: int, tokens: int) -> None:
-        self._job.progress(f"repeating the {arm} arm with {requests} requests", 0, tokens)
+        self._phase = f"repeating the {arm} arm with {requests} requests"
+        self._job.progress(self._phase, 0, tokens)
 
     def arm_progress(
-        self, arm: ArmName, done: int, total: int, elapsed_s: float, eta_s: float | None
+        self, _arm: ArmName, done: int, total: int, _elapsed_s: float, eta_s: float | None
     ) -> None:
-        pass
+        self._job.progress(self._phase, done, total, eta_s)
+
+    def arm_stalled(self, *_: object) -> None: ...
 
     def arm_ended(self, arm: ArmName, elapsed_s: float) -> None:
         pass
+
+
+_ENDS_EARLY = (
+    "The server did not repeat all of its tokens, so only those up to the first divergence were captured: an "
+    "origin that begins behind it is not seen."
+)
+
+
+async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
+    """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself.
+
+    Raises NotRepeatedError where not even that does.
+    """
+    try:
+        return await watch(whole)
+    except NotRepeatedError:
+        if generation_tokens(short) >= generation_tokens(whole):
+            raise
+    return await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
 
 
 async def trace_and_locate(
     session: Session,
     job: JobView,
     side: ServerSide,
+    backend: Backend,
     chosen: Chosen,
     measured: HelperColumns,
     measured_pass: int,
     prompts: Sequence[Sequence[int]],
 ) -> None:
-    """Captures the chosen request and says what was found, and again once it is confirmed or not."""
+    """Captures the chosen request and says what was found, and again once it is confirmed or not.
+
+    Where the divergence goes away while operators are watched, the state probe answers instead.
+    """
     options = session.start.options
     began = time.monotonic()
     number = 1 + max((located.number for located in session.state.located), default=0)
@@ -178,21 +239,43 @@ async def trace_and_locate(
             )
         )
 
-    outcome = await capture(
-        side,
-        Work(
-            helper=chosen.helper,
-            prompts=prompts,
-            request=chosen.request,
-            measured=measured,
-            max_new_tokens=options.max_new_tokens,
-            measured_passes=(measured_pass,),
-        ),
-        trace_dir=trace_dir,
-        keep_dumps=options.keep_trace,
-        observe=arms,
-        progress=job.progress,
+    work = Work(
+        helper=chosen.helper,
+        prompts=prompts,
+        request=chosen.request,
+        measured=measured,
+        max_new_tokens=options.max_new_tokens,
+        measured_passes=(measured_pass,),
     )
+
+    async def probe(because: str) -> Outcome:
+        return await probe_state(
+            side, work, because=because, trace_dir=trace_dir, observe=arms, progress=job.progress
+        )
+
+    if backend == "state":
+        say(await probe(GRAPHS))
+        return
+
+    async def watch(what: Work) -> Outcome:
+        return await capture(
+            side,
+            what,
+            backend=backend,
+            trace_dir=trace_dir,
+            keep_dumps=options.keep_trace,
+            observe=arms,
+            progress=job.progress,
+        )
+
+    try:
+        outcome = await repeated_so_far(watch, as_whole_as_affordable(side, work, backend), work)
+    except NotRepeatedError:
+        # Other tokens while operators are watched: the divergence changed with the hooks.
+        say(await probe(GONE))
+        return
     say(outcome)
-    if outcome.findings:
+    if not outcome.symptom_shows:
+        say(await probe(GONE))
+    elif outcome.findings:
         say(await confirm(side, outcome, trace_dir=trace_dir, observe=arms, progress=job.progress))

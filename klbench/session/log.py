@@ -5,13 +5,12 @@
 `crc` is the CRC-32 of the event's bytes: a line whose event was damaged is known for it, not half believed.
 Invariants: one writer (who holds the session's lock); a line is one `write` of the whole line, so a killed
 process leaves whole lines and at most one part at the end; a reader takes whole lines only and a writer cuts
-such a part off before it goes on. A line that cannot be understood is kept as `Unknown`, never an error: the
-rest of a damaged or newer log still opens.
+such a part off before it goes on. A line that cannot be understood is no error, for the rest of the log still
+opens: a newer version's event comes as `Unknown`, a damaged line as `Damaged`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 import zlib
@@ -25,7 +24,7 @@ import msgspec
 
 from klbench.errors import UndecidedError
 from klbench.session import events
-from klbench.session.events import EVENT_TYPES, Event, Unknown
+from klbench.session.events import EVENT_TYPES, Damaged, Event, Unknown
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """Longest line a reader takes. The largest event, a located origin with its map, stays under 1 MiB."""
@@ -34,6 +33,8 @@ POLL_S = 0.2
 """How often a tail looks at the file: below what an eye notices, and a `stat` costs microseconds."""
 
 _READ_BYTES = 4 * 1024 * 1024
+_NO_EVENT = "it is no event"
+_TOO_LONG = f"it is longer than {MAX_LINE_BYTES} bytes"
 
 # What is flushed to the disk at once: facts that a power failure must not take. The rest (progress, calls)
 # reaches the kernel with every append, which is enough to survive the death of any process.
@@ -82,23 +83,24 @@ def encode_line(seq: int, at: float, event: object) -> bytes:
     return _encoder.encode(_Line(seq, at, msgspec.Raw(content), zlib.crc32(content)))
 
 
-def decode_line(line: bytes, seq: int) -> Entry:
-    """The entry of one whole line; `seq` is what its number should be, for a line that cannot tell.
+def decode_line(line: bytes, number: int, seq: int) -> Entry:
+    """The entry of the file's line with that number (from 1); `seq` is for a line that cannot tell its own.
 
-    An event of another version's type, or a damaged line, comes back as `Unknown`.
+    An event of another version's type comes back as `Unknown`, a damaged line as `Damaged`.
     """
     if len(line) > MAX_LINE_BYTES:
-        return Entry(seq, 0.0, Unknown(name="line too long"))
+        return Entry(seq, 0.0, Damaged(line=number, why=_TOO_LONG))
     try:
         outer = _line_decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Entry(seq, 0.0, Unknown(name="unreadable line"))
+        return Entry(seq, 0.0, Damaged(line=number, why=_NO_EVENT))
     if outer.crc is not None and outer.crc != zlib.crc32(outer.event):
-        return Entry(outer.seq, outer.at, Unknown(name="damaged line"))
+        return Entry(outer.seq, outer.at, Damaged(line=number, why="its checksum is another one"))
     try:
         event = _event_decoder.decode(outer.event)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        event = Unknown(name=_tag(outer.event))
+        name = _tag(outer.event)
+        event = Unknown(name=name) if name else Damaged(line=number, why=_NO_EVENT)
     return Entry(outer.seq, outer.at, event)
 
 
@@ -116,6 +118,7 @@ class LogTail:
         self._path = path
         self._offset = 0
         self._seq = 0
+        self._line = 0
         self._part = b""
         self._skipping = False
 
@@ -141,18 +144,19 @@ class LogTail:
     def _take(self, data: bytes) -> Iterator[Entry]:
         *whole, part = (self._part + data).split(b"\n")
         for line in whole:
+            self._line += 1
             if self._skipping:
                 # The end of a line whose beginning was already given up.
                 self._skipping = False
                 continue
             if line.strip():
-                entry = decode_line(line, self._seq + 1)
+                entry = decode_line(line, self._line, self._seq + 1)
                 self._seq = entry.seq
                 yield entry
         if len(part) > MAX_LINE_BYTES:
             if not self._skipping:
                 self._seq += 1
-                yield Entry(self._seq, 0.0, Unknown(name="line too long"))
+                yield Entry(self._seq, 0.0, Damaged(line=self._line + 1, why=_TOO_LONG))
             self._skipping, part = True, b""
         self._part = part
 
@@ -165,6 +169,9 @@ class LogTail:
 
     async def follow(self, *, poll_s: float = POLL_S) -> AsyncIterator[list[Entry]]:
         """Yields the new entries whenever there are some, without end."""
+        # Heavy, and most commands only read what is there.
+        import asyncio
+
         while True:
             if entries := self.poll():
                 yield entries
@@ -172,9 +179,16 @@ class LogTail:
                 await asyncio.sleep(poll_s)
 
 
+def each_entry(path: Path) -> Iterator[Entry]:
+    """The whole entries of a log one after the other, a few MiB of them in memory at a time."""
+    tail = LogTail(path)
+    while batch := tail.poll():
+        yield from batch
+
+
 def read_log(path: Path) -> list[Entry]:
     """All whole entries of a log, whatever its last line looks like."""
-    return LogTail(path).drain()
+    return list(each_entry(path))
 
 
 class EventLog:
@@ -244,7 +258,7 @@ def _mend(path: Path) -> int:
     """Cuts off the part of a line that a killed writer left; returns the last sequence number."""
     if not path.exists():
         return 0
-    entries = read_log(path)
+    last = max((entry.seq for entry in each_entry(path)), default=0)
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         end = size
@@ -258,4 +272,4 @@ def _mend(path: Path) -> int:
             end = start
         if end < size:
             file.truncate(end)
-    return max((entry.seq for entry in entries), default=0)
+    return last

@@ -18,6 +18,7 @@ import numpy as np
 from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.core.diagnosis import diagnose
 from klbench.core.kl import helper_result, not_measured
+from klbench.core.text import counted
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.generation_arm import GenerationArm
 from klbench.engine.prompts import PromptSet
@@ -61,6 +62,16 @@ class _ArmEvents:
                 total=total,
                 elapsed_s=elapsed_s,
                 eta_s=eta_s,
+            )
+        )
+
+    def arm_stalled(self, arm: ArmName, silent_s: float) -> None:
+        self._session.emit(
+            ev.Trouble(
+                level="warning",
+                what=f"{self._helper}: no progress in the {arm} arm for {silent_s / 60:.0f} minutes",
+                why="the server may be stuck, or its queue full of other work",
+                next="look at its log; the run can be cancelled and continued later",
             )
         )
 
@@ -199,6 +210,7 @@ class Measurement:
                 observe=_ArmEvents(self._session, self.number, helper),
                 earlier=earlier,
                 keep=keep,
+                flush=not options.readonly,
             )
         except KlbenchError as error:
             reason = " · ".join(part for part in (error.what, error.why) if part)
@@ -209,6 +221,7 @@ class Measurement:
                 ev.Trouble(level="error", what=f"{helper}: {error.what}", why=error.why, next=error.next)
             )
             return
+        self._say_what_disturbed(helper)
         elapsed_s = time.monotonic() - began
         file = self._session.folder.runs / f"{self.number}-{helper}.npz"
         save_columns(file, columns)
@@ -222,9 +235,31 @@ class Measurement:
             max_new_tokens=options.max_new_tokens,
             page_size=self._server.facts.page_size,
         )
+        if retracted := sorted(self._server.retracted_requests):
+            result["retracted"] = retracted
         self._ended(helper, result, self._session.folder.relative(file), elapsed_s)
         kept_file.unlink(missing_ok=True)
         await self._texts(helper, columns)
+
+    def _say_what_disturbed(self, helper: HelperName) -> None:
+        """Warns of what makes a helper's arms other than they were meant."""
+        if foreign := self._server.foreign_requests:
+            self._warn(
+                f"{helper}: {counted(foreign, 'request')} of others ran on this server",
+                "they shared batches with ours, which can change bits and spoils a comparison of runs",
+                "run again when nobody else uses the server",
+            )
+        if retracted := sorted(self._server.retracted_requests):
+            shown = ", ".join(map(str, retracted[:8])) + (", ..." if len(retracted) > 8 else "")
+            self._warn(
+                f"{helper}: {counted(len(retracted), 'request was', 'requests were')} retracted and computed "
+                f"again: {shown}",
+                "the K/V pool was full; rows that were computed twice were extended, not decoded",
+                "use fewer --samples, or a larger pool: --max-total-tokens after --",
+            )
+
+    def _warn(self, what: str, why: str, next: str) -> None:
+        self._session.emit(ev.Trouble(level="warning", what=what, why=why, next=next))
 
     def _without_numbers(self, status: str, reason: str) -> dict[str, Any]:
         return not_measured(

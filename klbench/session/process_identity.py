@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -9,6 +10,15 @@ from pathlib import Path
 
 def this_host() -> str:
     return socket.gethostname()
+
+
+def this_namespace() -> str:
+    """The numbering that this process's pids belong to: another container on the same host has its own, in
+    which a pid means another process. Empty where the system does not say."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def process_start(pid: int) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from klbench.errors import KlbenchError, UsageError
 from klbench.session.folder import SessionFolder, all_sessions
-from klbench.session.link import find_runner
+from klbench.session.reading import find_runner
 from klbench.session.size import size_bytes
 
 _DAY_S = 86400.0
@@ -47,7 +47,7 @@ def candidates(
         if older_than_days is not None and _age_s(folder) < older_than_days * _DAY_S:
             continue
         if (lock := find_runner(folder)) is not None:
-            left_alone.append((folder, f"pid {lock.pid} on {lock.host} works on it"))
+            left_alone.append((folder, f"{lock.where} works on it"))
             continue
         places = [folder.path] if whole else [folder.path / name for name in _LEFTOVERS]
         amount = sum(size_bytes(place) for place in places)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 import klbench
-from klbench.core.columns import HELPERS
 from klbench.errors import KlbenchError
 from klbench.session.columns import load_columns
 from klbench.session.documents import commands_to_repeat, header, helper_object, iso_time
-from klbench.session.folder import SessionFolder, write_atomically
+from klbench.session.folder import SessionFolder, write_atomically, write_where_asked
+from klbench.session.not_checked import not_checked
 from klbench.session.plots import HelperPlots, helper_plots
 from klbench.session.report_content import blocks
 from klbench.session.report_github import Appendix, github
@@ -154,14 +154,20 @@ def write_report(
     *,
     redactor: Redactor | None = None,
     appendix: Appendix | None = None,
+    output: Path | None = None,
 ) -> list[Path]:
     """Writes `reports/report-<time>.<ending>` for each format, atomically; returns the files in order.
 
-    A redacted report says so in its name.
+    A redacted report says so in its name. With `output` the one format goes there, and the session may be
+    read-only. Raises UsageError where that is no place for a file, OSError where the disk refuses.
     """
     report = gather(folder.path, state)
     if redactor is not None:
         report = redactor.report(report)
+    if output is not None:
+        (name,) = formats
+        write_where_asked(output, render(report, name, appendix))
+        return [output]
     folder.reports.mkdir(exist_ok=True, mode=0o700)
     stem = _free_stem(folder.reports, "report" if redactor is None else "report-redacted")
     files = []
@@ -270,50 +276,3 @@ def moduli(state: SessionState) -> dict[str, int]:
 
 def _origin(located: LocatedState) -> ReportOrigin:
     return ReportOrigin(located.helper, located.request, located.run, located.elapsed_s, dict(located.result))
-
-
-def not_checked(state: SessionState) -> list[str]:
-    """What a reader must not take for settled, one sentence each."""
-    run = state.run
-    if run is None:
-        return ["No helper was run."]
-    ran = {helper.helper for helper in run.helpers}
-    notes = [f"{name} was not asked for." for name in HELPERS if name not in ran]
-    for helper in run.helpers:
-        result = helper_object(helper)
-        if result["status"] not in ("clean", "diverged"):
-            notes.append(
-                f"{helper.helper} is {result['status']}: {result.get('reason') or 'no reason given'}."
-            )
-        if dropped := result.get("dropped"):
-            notes.append(f"{helper.helper} left out {dropped} requests that missed the cache.")
-    count = run.prompts.get("count")
-    if isinstance(count, int) and count < 32:
-        notes.append(
-            f"{count} prompts are fewer than the 32 of sglang's own tests: rare faults may not show."
-        )
-    diverged = [helper.helper for helper in run.helpers if helper.status == "diverged"]
-    if diverged and not state.located:
-        notes.append("The origin of the divergence was not located.")
-    for located in state.located:
-        notes += _open_questions(located)
-    if not state.server.facts.get("deterministic", True):
-        notes.append("The server does not run in deterministic mode: differences of rounding are expected.")
-    return notes
-
-
-def _open_questions(located: LocatedState) -> list[str]:
-    notes = []
-    for finding in located.result.get("findings", []):
-        kinds = finding.get("kinds") or []
-        if len(kinds) > 1:
-            notes.append(
-                f"Between {' and '.join(map(str, kinds))} the evidence at {finding.get('module')} "
-                "does not decide."
-            )
-        if finding.get("grade") != "confirmed":
-            notes.append(f"The finding at {finding.get('module')} is {finding.get('grade')}, not confirmed.")
-    masked = located.result.get("masked") or []
-    if masked:
-        notes.append(f"{len(masked)} operators lie behind an origin and could not be judged.")
-    return notes

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from klbench.core.verdict_words import verdict_in_words
+from klbench.session.documents import verdict_items
 from klbench.session.plots import histogram_svg, map_svg, position_svg
 from klbench.session.report_blocks import (
     Block,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from klbench.session.report import DivergentRequest, Report, ReportHelper, ReportOrigin, ReportRun
 
 _HELPER_COLUMNS = (
-    "helper", "status", "hits", "dropped", "tokens", "differ", "bit-equal", "avg KL", "max Δ", "past",
+    "helper", "status", "hits", "dropped", "tokens", "differ", "bit-equal", "avg KL", "max Δ", "tokens past",
 )  # fmt: skip
 _SERVER_FACTS = (
     "sglang_version", "sglang_path", "git_commit", "git_dirty", "torch", "cuda", "driver", "gpus", "model",
@@ -82,8 +84,7 @@ def summary(report: Report) -> Span:
     parts = [f"{helper.name} {helper.result.get('status')}" for helper in run.helpers]
     span: list[Inline] = [Strong(" · ".join(parts))]
     if run.verdict:
-        conditions = ", ".join(map(str, run.verdict.get("conditions") or [])) or run.verdict.get("status")
-        span.append(f" – verdict: {conditions} ({run.verdict.get('grade')}).")
+        span.append(f" – verdict: {verdict_in_words(run.verdict)}.")
     if report.located:
         for finding in _findings(report.located[-1])[:1]:
             span += [
@@ -158,9 +159,9 @@ def _run(run: ReportRun, detail: Detail) -> list[Block]:
         shown += _divergent(helper.name, helper.divergent, detail)
         shown += _plots(helper)
     if run.verdict:
-        items = [str(item.get("text", "")) for item in run.verdict.get("evidence", [])]
-        items += [f"next: {item.get('text', '')}" for item in run.verdict.get("next", [])]
-        shown.append(heading(3, f"Verdict: {run.verdict.get('status')} ({run.verdict.get('grade')})"))
+        items = [str(item.get("text", "")) for item in verdict_items(run.verdict, "evidence")]
+        items += [f"next: {item.get('text', '')}" for item in verdict_items(run.verdict, "next")]
+        shown.append(heading(3, f"Verdict: {verdict_in_words(run.verdict)}"))
         if items:
             shown.append(bullets(items))
     return shown
@@ -181,20 +182,26 @@ def _plots(helper: ReportHelper) -> list[Block]:
 
 def _helper_row(helper: ReportHelper) -> list[Inline]:
     result = helper.result
-    past = result.get("fraction_past")
-    tails = (
-        ", ".join(f"{name}: {_number(part)}" for name, part in past.items())
-        if isinstance(past, Mapping)
-        else past
-    )
     names = ("dropped", "tokens", "divergent_tokens", "bit_equal_fraction", "avg_kl_div", "max_abs_dlogprob")
     return [
         helper.name,
         str(result.get("status")),
         f"{_number(result.get('hits'))}/{_number(result.get('requests'))}",
         *(_number(result.get(name)) for name in names),
-        str(tails) if tails is not None else "–",
+        _tail(result.get("fraction_past")),
     ]
+
+
+def _tail(past: object) -> str:
+    """`1e-9 96 %, 1e-3 83 %, 1e-2 39 %`: the first threshold and those at which the fraction falls."""
+    if not isinstance(past, Mapping):
+        return "–"
+    shown, before = [], None
+    for name, part in past.items():
+        if isinstance(part, int | float) and part != before and (part or before is None):
+            shown.append(f"{name} {100 * part:.3g} %")
+            before = part
+    return ", ".join(shown) or "–"
 
 
 def _divergent(helper: str, requests: Sequence[DivergentRequest], detail: Detail) -> list[Block]:

@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from klbench.defaults import DEMO_PROMPT_TOKENS, MAX_NEW_TOKENS, PROMPT_TOKENS
 from klbench.errors import UsageError
 
-DEMO_PROMPT_TOKENS = 300
-PROMPT_TOKENS = 3000
 MAX_REQUEST_BYTES = 1024 * 1024
 
 _SECRET_ARGUMENTS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--hf-token")
@@ -64,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     helpers: tuple[str, ...] = ()
     """Empty for all three."""
     samples: int = 32
-    max_new_tokens: int = 512
+    max_new_tokens: int = MAX_NEW_TOKENS
     prompt_tokens: int = PROMPT_TOKENS
     prompts: str | None = None
     """A file of prompts, "longbench", or None for seeded ones."""
@@ -80,8 +79,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     launch_timeout_s: float = 3600.0
     trace_dir: str | None = None
     keep_trace: bool = False
+    backend: Literal["digests", "dumper"] | None = None
+    """Which back end captures; None for digests where the server can, else the dumper."""
+    path_maps: tuple[str, ...] = ()
+    """SERVER=LOCAL: folders of the server's file system and where klbench sees them."""
     yes_flush: bool = False
     """The user agreed beforehand that an attached server's cache is flushed."""
+    readonly: bool = False
+    """An attached server is only asked to generate and to score: never flushed, traced or reconfigured."""
     keep_idle_s: float = 1800.0
     """A detached runner with nothing to do and nobody attached ends after this."""
     notify: bool = False
@@ -121,13 +126,17 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("server_python", "--server-python"),
             ("api_key_env", "--api-key-env"),
             ("admin_api_key_env", "--admin-api-key-env"),
+            *((("backend", "--backend"),) if command == "locate" else ()),
         ):
             value = getattr(options, name)
             if value is not None and value != getattr(default, name):
                 words += [flag, str(value)]
+        for pair in options.path_maps:
+            words += ["--path-map", pair]
         words += [] if options.deterministic else ["--no-deterministic"]
         words += ["--ready-to-capture"] if options.ready_to_capture and command != "locate" else []
         words += ["--yes-flush"] if options.yes_flush else []
+        words += ["--readonly"] if options.readonly else []
         return shlex.join([*words, *more, *self.target.on_command_line()])
 
 

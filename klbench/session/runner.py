@@ -1,8 +1,9 @@
 """The process that owns a session's server and work.
 
 Invariants: it holds the session's lock; one job at a time; every fact is appended to the event log before
-anybody sees it; however a job ends, its end is in the log and what it had is kept; the server ends with the
-runner. What the jobs do is `Work` (bench.py); this module knows no sglang.
+anybody sees it; however a job ends, its end is in the log and what it had is kept; what the log cannot take
+any more ends the work; the server ends with the runner. What the jobs do is `Work` (bench.py); this module
+knows no sglang.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ import asyncio
 import contextlib
 import os
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 
 import klbench
-from klbench.errors import KlbenchError, UndecidedError, UsageError
+from klbench.errors import UndecidedError, UsageError
 from klbench.session import commands as cmd
 from klbench.session import events as ev
-from klbench.session.continuing import interrupted
-from klbench.session.control import ControlSocket, new_socket_path
+from klbench.session.control import Client, ControlSocket, new_socket_path
+from klbench.session.controlling import Controlling
+from klbench.session.crash import trouble
+from klbench.session.disk import Disk
 from klbench.session.folder import SessionFolder
-from klbench.session.log import Entry, EventLog, read_log
+from klbench.session.interruption import interrupted
+from klbench.session.log import Entry, EventLog, each_entry
 from klbench.session.process_identity import this_host
 from klbench.session.request import StartRequest
 from klbench.session.state import SessionState, fold
 from klbench.session.work import JobView, Session, Work
+from klbench.storage import StorageError, refused_by_disk, storage_error
 
-__all__ = ["Job", "JobCancelled", "JobView", "Runner", "Session", "Work", "write_crash"]
+__all__ = ["Job", "JobCancelled", "JobView", "Runner", "Session", "Work"]
 
 
 class JobCancelled(UndecidedError):
@@ -90,6 +94,8 @@ class Runner:
         self._current: tuple[Job, asyncio.Task[None]] | None = None
         self._jobs = 0
         self._active_at = time.monotonic()
+        self._unwritten: StorageError | None = None
+        self._disowned = False
         self._exits = contextlib.AsyncExitStack()
 
     # -- life ---------------------------------------------------------------------------------------------
@@ -97,13 +103,15 @@ class Runner:
     async def __aenter__(self) -> Runner:
         path = new_socket_path()
         async with contextlib.AsyncExitStack() as exits:
-            exits.enter_context(self.folder.locked(socket=str(path)))
-            self.state = fold(read_log(self.folder.events))
+            self._lock = exits.enter_context(self.folder.locked(socket=str(path)))
+            self.state = fold(each_entry(self.folder.events))
             self._jobs = _jobs_so_far(self.folder.events)
             log = exits.enter_context(EventLog(self.folder.events))
             self._log = log
             log.on_append = self._appended
-            self._socket = ControlSocket(path, self._accept)
+            self._disk = exits.enter_context(Disk(self.folder, self.start.options.trace_dir))
+            self._control = Controlling(self.emit, lambda: self.state.controller)
+            self._socket = ControlSocket(path, self._accept, self._control.left)
             await self._socket.open()
             exits.push_async_callback(self._socket.close)
             target, options = self.start.as_shown()
@@ -119,6 +127,10 @@ class Runner:
             self._work = self._make_work(self)
             worker = asyncio.create_task(self._work_off(), name="klbench-jobs")
             exits.push_async_callback(_cancelled, worker)
+            watch = asyncio.create_task(self._watch_disk(), name="klbench-disk")
+            exits.push_async_callback(_cancelled, watch)
+            if self._unwritten is not None:
+                raise self._unwritten
             self._exits = exits.pop_all()
         return self
 
@@ -131,14 +143,33 @@ class Runner:
         try:
             await self._end_jobs()
             await self._work.close()
+            self._control.close()
             reason = self.stop_reason or ("done" if error is None else f"{type(error).__name__}: {error}")
             self.emit(ev.RunnerEnded(reason=reason))
         finally:
             await self._exits.aclose()
+        if error is None and self._unwritten is not None:
+            raise self._unwritten
 
     def emit(self, event: ev.Event) -> Entry:
-        """Appends the event; the state has it when this returns."""
-        return self._log.append(event)
+        """Appends the event; the state has it when this returns.
+
+        Where the disk refuses, nobody sees the event, the work is cancelled and the runner ends: nothing may
+        happen that the log cannot hold. It does not raise, for whoever ends something tells of it here.
+        """
+        if self._disowned:
+            return Entry(self.state.seq, time.time(), event)
+        try:
+            return self._log.append(event)
+        except OSError as error:
+            if self._unwritten is None:
+                self._unwritten = storage_error(error, self.folder.events)
+                self._disk.use_reserve()
+                self.emit(trouble(self._unwritten, self.folder))
+                self.stop(f"{self._unwritten.what}: {self._unwritten.why}")
+                if self._current is not None:
+                    self._current[1].cancel()
+            return Entry(self.state.seq, time.time(), event)
 
     def _appended(self, entry: Entry) -> None:
         self.state = self.state.apply(entry)
@@ -147,11 +178,17 @@ class Runner:
 
     # -- what clients ask for -----------------------------------------------------------------------------
 
-    def _accept(self, command: cmd.Command) -> None:
+    def _accept(self, command: cmd.Command, client: Client) -> None:
         self._active_at = time.monotonic()
+        if not isinstance(command, cmd.Ping | cmd.Detach | cmd.Control):
+            self._control.check(client)
         match command:
-            case cmd.Ping() | cmd.Detach():
+            case cmd.Ping():
                 pass
+            case cmd.Control():
+                self._control.take(client, command)
+            case cmd.Detach():
+                self._control.left(client)
             case cmd.Cancel():
                 self.cancel()
             case cmd.Confirm():
@@ -201,6 +238,12 @@ class Runner:
             case cmd.Census():
                 title = "take the census of the model's operators"
                 return self._enqueue("census", title, lambda job: work.census(job, command.relaunch))
+            case cmd.Replay():
+                return self._enqueue(
+                    "replay",
+                    "call the located operator again alone",
+                    lambda job: work.replay(job, command.locate, command.finding),
+                )
             case cmd.Experiment():
                 title = f"experiment {', '.join(command.names)}"
                 return self._enqueue(
@@ -275,18 +318,19 @@ class Runner:
             job, work = self._queue.popleft()
             try:
                 await self._do(job, work)
-            except OSError as error:
-                # The event log refuses (a full disk): nothing may happen that it cannot hold.
-                job.outcome, job.error = "failed", error
-                self.stop(f"cannot write the event log: {error}")
-                self._drop_queue(error)
-                return
             finally:
                 job.ended.set()
+            if self._unwritten is not None:
+                self._drop_queue(self._unwritten)
+                return
 
     async def _do(self, job: Job, work: Callable[[], Coroutine[None, None, None]]) -> None:
         began = time.monotonic()
+        self._disk.refusal = None
         self.emit(ev.JobStarted(job=job.number, kind=job.kind, title=job.title))
+        if self._unwritten is not None:
+            job.outcome, job.error = "failed", self._unwritten
+            return
         task = asyncio.create_task(work(), name=f"klbench-job-{job.number}")
         self._current = (job, task)
         try:
@@ -297,16 +341,40 @@ class Runner:
         self._record_end(job, task, time.monotonic() - began)
 
     def _record_end(self, job: Job, task: asyncio.Task[None], elapsed_s: float) -> None:
-        if task.cancelled():
-            job.outcome, job.error = "cancelled", JobCancelled(f"cancelled: {job.title}")
-        elif (error := task.exception()) is None:
-            job.outcome = "done"
-        else:
+        error = self._unwritten or self._disk.refusal or (None if task.cancelled() else task.exception())
+        if isinstance(error, OSError) and refused_by_disk(error):
+            error = storage_error(error)
+        if error is not None:
             job.outcome, job.error = "failed", error
-            self.emit(_trouble(error, self.folder))
+            if error is not self._unwritten:
+                self.emit(trouble(error, self.folder))
+        elif task.cancelled():
+            job.outcome, job.error = "cancelled", JobCancelled(f"cancelled: {job.title}")
+        else:
+            job.outcome = "done"
         self.emit(ev.JobEnded(job=job.number, outcome=job.outcome, elapsed_s=elapsed_s))
+        if self._unwritten is not None:
+            job.outcome, job.error = "failed", self._unwritten
         if job.outcome != "done" and job.kind == "launch":
             self._drop_queue(job.error)
+
+    def _check_lock(self) -> None:
+        """Ends the runner, without another word in the log, once the session is another's: a lock that was
+        taken for dead and removed, on a disk that several hosts share."""
+        there = self.folder.read_lock()
+        if there is not None and there != self._lock and not self._disowned:
+            self._disowned = True
+            self.stop(f"another klbench took the session over ({there.where})")
+            if self._current is not None:
+                self._current[1].cancel()
+
+    async def _watch_disk(self) -> None:
+        """Cancels a job that would fill the disk; the session and its server stay."""
+        while True:
+            await asyncio.sleep(self._disk.look_every_s)
+            self._check_lock()
+            if self._current is not None and self._disk.refuses():
+                self._current[1].cancel()
 
     def _drop_queue(self, error: BaseException | None) -> None:
         """What waited for the server cannot be done; it never began."""
@@ -323,30 +391,8 @@ class Runner:
             await job.ended.wait()
 
 
-def _trouble(error: BaseException, folder: SessionFolder) -> ev.Trouble:
-    if isinstance(error, KlbenchError):
-        return ev.Trouble(level="error", what=error.what, why=error.why, next=error.next)
-    file = write_crash(folder.path, error)
-    return ev.Trouble(
-        level="error",
-        what=f"klbench failed: {type(error).__name__}: {error}",
-        why="this is a defect of klbench",
-        next=f"please report it with {file}",
-    )
-
-
-def write_crash(folder: Path, error: BaseException) -> Path:
-    """Keeps the traceback (without values of variables, which may be prompts or keys) and names its file."""
-    file = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    lines = traceback.format_exception(error)
-    with contextlib.suppress(OSError):
-        file.write_text(f"klbench {klbench.__version__}\n{''.join(lines)}", encoding="utf-8")
-        file.chmod(0o600)
-    return file
-
-
 def _jobs_so_far(events: Path) -> int:
-    numbers = (entry.event.job for entry in read_log(events) if isinstance(entry.event, ev.JobStarted))
+    numbers = (entry.event.job for entry in each_entry(events) if isinstance(entry.event, ev.JobStarted))
     return max(numbers, default=0)
 
 

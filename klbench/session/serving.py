@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from klbench.core.experiments import AS_IT_IS, Configuration
+from klbench.core.experiments import AS_IT_IS, Configuration, configured_arguments
 from klbench.engine.checkout import read_checkout
 from klbench.engine.client import Keys
-from klbench.engine.prompts import read_prompt_file
-from klbench.engine.server import LaunchError, Server
+from klbench.engine.launching import LaunchError
+from klbench.engine.path_map import read_path_map
+from klbench.engine.server import Server
 from klbench.engine.target import Demo, Launch, LaunchOptions
 from klbench.errors import KlbenchError, ServerError, UsageError
+from klbench.paths import make_private
 from klbench.session import events as ev
 from klbench.session.attach_exports import attach_root
-from klbench.session.experimenting import configured_arguments
+from klbench.session.beforehand import check_beforehand
+from klbench.session.folder import write_atomically
 from klbench.session.history import past_of
-from klbench.session.request import Options
 from klbench.session.runner import JobView, Session
 from klbench.zoo import Kind
 
@@ -51,6 +54,17 @@ class _ServerEvents:
     def call(self, line: str, outcome: str, elapsed_s: float) -> None:
         self._session.emit(ev.Call(line=line, outcome=outcome, elapsed_s=elapsed_s))
 
+    def keep_body(self, content: bytes) -> Path | None:
+        """Keeps it once: the arms of a helper send the same prompts again."""
+        try:
+            folder = make_private(self._session.folder.path / "calls")
+            file = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+            if not file.exists():
+                write_atomically(file, content)
+        except (OSError, UsageError):
+            return None  # a full disk must not keep the call from being made
+        return file
+
     def warning(self, what: str, why: str, next: str) -> None:
         self._session.emit(ev.Trouble(level="warning", what=what, why=why, next=next))
 
@@ -74,7 +88,7 @@ class Serving:
             await self.close()
             self._configuration = AS_IT_IS
         if self._server is None:
-            await asyncio.to_thread(_check_prompt_file, self._session.start.options)
+            await asyncio.to_thread(check_beforehand, self._session.start)
             self._server = await self._start(job, self._session.start.options.ready_to_capture)
         elif self._watch is not None and self._watch.done():
             end = self._session.state.server.ended
@@ -89,8 +103,13 @@ class Serving:
         target, options = self._session.start.target, self._session.start.options
         keys = Keys(options.api_key_env, options.admin_api_key_env)
         if target.kind == "url":
+            job.progress(f"asking {target.url} what it is", 0, 0)
             server = await Server.attach(
-                target.url, observe=self._events, keys=keys, attach_root=attach_root()
+                target.url,
+                observe=self._events,
+                keys=keys,
+                attach_root=attach_root(),
+                paths=read_path_map(options.path_maps),
             )
         else:
             expected_s = self._session.state.server.launch_s
@@ -192,9 +211,3 @@ class Serving:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
-
-
-def _check_prompt_file(options: Options) -> None:
-    """Raises UsageError for a prompt file that cannot be used, before a long launch and not after it."""
-    if options.prompts not in (None, "longbench"):
-        read_prompt_file(Path(options.prompts or ""), options.samples)

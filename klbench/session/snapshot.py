@@ -7,30 +7,69 @@ and files is untrusted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class RunnerState:
+
+class RunnerState(msgspec.Struct, frozen=True):
     """Who works on the session."""
 
     alive: bool = False
-    """Started and not ended, by its own word. A killed runner cannot say so: `link.find_runner` judges."""
+    """Started and not ended, by its own word. A killed runner cannot say so: `reading.find_runner` judges."""
     pid: int = 0
     host: str = ""
     klbench_version: str = ""
     started_at: float = 0.0
-    target: Mapping[str, Any] = field(default_factory=dict)
+    target: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """`Target` of request.py as a dictionary: kind demo, launch or url."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """`Options` of request.py as a dictionary."""
     ended: str | None = None
     """Why it ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEnd:
+KEPT_LINES = 100
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Lines of an event log that cannot be read: how many, and the numbers of the first."""
+
+    count: int = 0
+    lines: tuple[int, ...] = ()
+
+    def with_line(self, line: int) -> Damage:
+        kept = (*self.lines, line) if len(self.lines) < KEPT_LINES else self.lines
+        return Damage(self.count + 1, kept)
+
+    @property
+    def in_words(self) -> str:
+        """`3 lines of the event log are damaged (5, 7 to 8): what they told is missing`; empty for none."""
+        if not self.count:
+            return ""
+        spans: list[list[int]] = []
+        for line in self.lines:
+            if spans and line == spans[-1][-1] + 1:
+                spans[-1][1:] = [line]
+            else:
+                spans.append([line])
+        numbers = ", ".join(" to ".join(map(str, span)) for span in spans[:12])
+        more = ", ..." if len(spans) > 12 or self.count > len(self.lines) else ""
+        subject = "line of the event log is" if self.count == 1 else "lines of the event log are"
+        return f"{self.count} {subject} damaged ({numbers}{more}): what they told is missing"
+
+
+class Controller(msgspec.Struct, frozen=True):
+    """The terminal whose commands the runner takes."""
+
+    client: str
+    terminal: str
+    pid: int
+    since: float
+    """Seconds since the epoch."""
+
+
+class ServerEnd(msgspec.Struct, frozen=True):
     """How the server went: `expected` when we stopped it."""
 
     expected: bool
@@ -40,18 +79,16 @@ class ServerEnd:
     """The server's own last words; untrusted text."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodeState:
+class CodeState(msgspec.Struct, frozen=True):
     """A git checkout with what was changed in it: file names relative to `root`, hash of their content."""
 
     root: str
     commit: str
     subject: str
-    changed: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(msgspec.Struct, frozen=True):
     """The session's server; `phase` is "none" before the first launch or attach."""
 
     phase: str = "none"
@@ -66,7 +103,7 @@ class ServerState:
     """Its log file, relative to the session folder or absolute."""
     ready_to_capture: bool = False
     fault: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """`server` of klbench.run/1: what is in force. Empty until ready."""
     url: str = ""
     launch_s: float | None = None
@@ -83,8 +120,7 @@ class ServerState:
         return self.phase == "ready"
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(msgspec.Struct, frozen=True):
     """The work in progress, or the last that ended (`outcome` is None while it goes on)."""
 
     number: int
@@ -101,8 +137,7 @@ class JobState:
     elapsed_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArmState:
+class ArmState(msgspec.Struct, frozen=True):
     """One pass over the prompts; `done` and `total` in tokens that the server has worked off."""
 
     arm: str
@@ -116,8 +151,7 @@ class ArmState:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HelperState:
+class HelperState(msgspec.Struct, frozen=True):
     """One helper of a run."""
 
     helper: str
@@ -142,8 +176,7 @@ class HelperState:
         return "running" if self.arms else "waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(msgspec.Struct, frozen=True):
     """The execution of helpers on one server with one prompt set."""
 
     number: int
@@ -170,8 +203,7 @@ class RunState:
         return next((helper for helper in self.helpers if helper.helper == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedState:
+class LocatedState(msgspec.Struct, frozen=True):
     """What one locate job found; `result` is the body of klbench.locate/1 with `around` and `map`."""
 
     number: int
@@ -181,10 +213,11 @@ class LocatedState:
     result: Mapping[str, Any]
     elapsed_s: float
     at: float
+    replays: Mapping[int, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    """By finding: the latest replay of its operator that was asked for since."""
 
 
-@dataclass(frozen=True, slots=True)
-class CensusState:
+class CensusState(msgspec.Struct, frozen=True):
     """Which operators are batch-invariant; `result` is the body of klbench.census/1."""
 
     number: int
@@ -193,8 +226,7 @@ class CensusState:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class ExperimentState:
+class ExperimentState(msgspec.Struct, frozen=True):
     """What one experiment showed; `result` has name, outcome, text, values and meaning."""
 
     number: int
@@ -206,8 +238,7 @@ class ExperimentState:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class TroubleLine:
+class TroubleLine(msgspec.Struct, frozen=True):
     """An error (level "error") or a warning that a user should see."""
 
     at: float
@@ -217,8 +248,7 @@ class TroubleLine:
     next: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallLine:
+class CallLine(msgspec.Struct, frozen=True):
     """One HTTP call or process, as a line that can be copied and repeated."""
 
     at: float
@@ -227,8 +257,7 @@ class CallLine:
     elapsed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """What the runner waits for a `Confirm` (or `Cancel`) command for."""
 
     what: str

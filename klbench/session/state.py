@@ -12,8 +12,10 @@ nothing but `seq`. Times: `*_at` are seconds since the epoch, `*_s` are duration
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from klbench.session import events as ev
 from klbench.session.log import Entry
@@ -22,6 +24,8 @@ from klbench.session.snapshot import (
     CallLine,
     CensusState,
     CodeState,
+    Controller,
+    Damage,
     ExperimentState,
     HelperState,
     JobState,
@@ -39,6 +43,8 @@ __all__ = [
     "CallLine",
     "CensusState",
     "CodeState",
+    "Controller",
+    "Damage",
     "ExperimentState",
     "HelperState",
     "JobState",
@@ -57,17 +63,20 @@ __all__ = [
 KEPT_CALLS = 500
 """How many of the latest calls a snapshot holds; the log itself keeps all."""
 KEPT_TROUBLES = 200
+KEPT_RESULTS = 2000
+"""Of runs, origins, censuses and experiments each: more than anybody makes, and a bound for a strange log."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionState:
+class SessionState(msgspec.Struct, frozen=True):
     """Everything that a reader of the session knows after `seq` events."""
 
     seq: int = 0
     at: float = 0.0
     """When the last event happened."""
-    runner: RunnerState = field(default_factory=RunnerState)
-    server: ServerState = field(default_factory=ServerState)
+    runner: RunnerState = msgspec.field(default_factory=RunnerState)
+    controller: Controller | None = None
+    """The terminal in control, None where nobody is."""
+    server: ServerState = msgspec.field(default_factory=ServerState)
     job: JobState | None = None
     """The job in progress, None when idle."""
     last_job: JobState | None = None
@@ -76,15 +85,23 @@ class SessionState:
     runs: tuple[RunState, ...] = ()
     located: tuple[LocatedState, ...] = ()
     censuses: tuple[CensusState, ...] = ()
-    experiment_plan: Mapping[str, Any] = field(default_factory=dict)
+    experiment_plan: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The latest plan of experiments."""
     experiments: tuple[ExperimentState, ...] = ()
     reports: tuple[str, ...] = ()
     """Report files, relative to the session folder or absolute; the newest last."""
     troubles: tuple[TroubleLine, ...] = ()
     calls: tuple[CallLine, ...] = ()
+    known_events: int = 0
     unknown_events: int = 0
-    """Events that this version does not understand: the log is damaged or newer."""
+    """Events that this version does not understand: the log is newer."""
+    damage: Damage = msgspec.field(default_factory=Damage)
+    """Lines of the log that cannot be read: what they told is missing."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was done: a server started or reached, a helper run."""
+        return self.server.phase != "none" or bool(self.runs)
 
     @property
     def run(self) -> RunState | None:
@@ -101,8 +118,15 @@ class SessionState:
 
     def apply(self, entry: Entry) -> SessionState:
         """The state after one more event."""
-        state = replace(self, seq=entry.seq, at=entry.at or self.at)
-        return _fold(state, entry.event, entry.at)
+        seq, at = entry.seq, entry.at or self.at
+        match entry.event:
+            case ev.Damaged(line=line):
+                return replace(self, seq=seq, at=at, damage=self.damage.with_line(line))
+            case ev.Unknown():
+                return replace(self, seq=seq, at=at, unknown_events=self.unknown_events + 1)
+            case event:
+                known = replace(self, seq=seq, at=at, known_events=self.known_events + 1)
+                return _fold(known, event, entry.at)
 
 
 def fold(entries: Iterable[Entry], state: SessionState | None = None) -> SessionState:
@@ -136,7 +160,7 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             run = RunState(
                 event.run, at, event.prompts, event.options, helpers, prompts_file=event.prompts_file
             )
-            return replace(state, runs=(*state.runs, run))
+            return replace(state, runs=(*state.runs, run)[-KEPT_RESULTS:])
         case ev.RunContinued():
             return replace(state, runs=tuple(_continued(run, event, state.server) for run in state.runs))
         case ev.CodeSeen():
@@ -152,28 +176,41 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             )
             # What was found is said at once, and again when it is confirmed.
             others = tuple(known for known in state.located if known.number != event.locate)
-            return replace(state, located=(*others, located))
+            return replace(state, located=(*others, located)[-KEPT_RESULTS:])
+        case ev.Replayed():
+            again = tuple(
+                replace(known, replays={**known.replays, event.finding: event.result})
+                if known.number == event.locate
+                else known
+                for known in state.located
+            )
+            return replace(state, located=again)
         case ev.CensusTaken():
             census = CensusState(event.census, event.result, event.elapsed_s, at)
-            return replace(state, censuses=(*state.censuses, census))
+            return replace(state, censuses=(*state.censuses, census)[-KEPT_RESULTS:])
         case ev.ExperimentsPlanned():
             return replace(state, experiment_plan=event.plan)
         case ev.ExperimentEnded():
             made = ExperimentState(
                 event.experiment, event.run, event.helper, event.name, event.result, event.elapsed_s, at
             )
-            return replace(state, experiments=(*state.experiments, made))
+            return replace(state, experiments=(*state.experiments, made)[-KEPT_RESULTS:])
         case ev.RunJudged():
             runs = tuple(
                 replace(run, verdict=event.verdict) if run.number == event.run else run for run in state.runs
             )
             return replace(state, runs=runs)
         case ev.ReportWritten():
-            return replace(state, reports=(*state.reports, *event.files))
+            return replace(state, reports=(*state.reports, *event.files)[-KEPT_RESULTS:])
         case ev.Asked():
             return replace(state, question=Question(event.what, event.why))
         case ev.Answered():
             return replace(state, question=None)
+        case ev.ControlTaken():
+            return replace(state, controller=Controller(event.client, event.terminal, event.pid, at))
+        case ev.ControlLeft():
+            left = state.controller is not None and state.controller.client == event.client
+            return replace(state, controller=None) if left else state
         case ev.Trouble():
             line = TroubleLine(at, event.level, event.what, event.why, event.next)
             return replace(state, troubles=(*state.troubles, line)[-KEPT_TROUBLES:])
@@ -181,7 +218,7 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             call = CallLine(at, event.line, event.outcome, event.elapsed_s)
             return replace(state, calls=(*state.calls, call)[-KEPT_CALLS:])
         case _:
-            return replace(state, unknown_events=state.unknown_events + 1)
+            return state
 
 
 def _interrupted(state: SessionState) -> SessionState:
@@ -198,7 +235,7 @@ def _interrupted(state: SessionState) -> SessionState:
     server = state.server
     if server.phase not in ("none", "failed", "stopped"):
         server = replace(server, phase="stopped")
-    return replace(state, job=None, last_job=last, question=None, runs=runs, server=server)
+    return replace(state, job=None, last_job=last, question=None, runs=runs, server=server, controller=None)
 
 
 def _continued(run: RunState, event: ev.RunContinued, server: ServerState) -> RunState:
@@ -226,7 +263,9 @@ def without_runner(state: SessionState) -> SessionState:
 def _runner_started(state: SessionState, event: ev.RunnerStarted, at: float) -> SessionState:
     state = _interrupted(state)
     runner = RunnerState(True, event.pid, event.host, event.klbench_version, at, event.target, event.options)
-    return replace(state, runner=runner, server=ServerState(launch_s=state.server.launch_s))
+    # The facts hold until a server says other ones: what was measured was measured on such a server.
+    known = ServerState(launch_s=state.server.launch_s, facts=state.server.facts)
+    return replace(state, runner=runner, server=known)
 
 
 _ServerEvent = ev.ServerStarting | ev.ServerPhase | ev.ServerReady | ev.ServerEnded
@@ -243,6 +282,7 @@ def _server(server: ServerState, event: _ServerEvent, at: float) -> ServerState:
                 ready_to_capture=event.ready_to_capture,
                 fault=event.fault,
                 launch_s=server.launch_s,
+                facts=server.facts,
             )
         case ev.ServerPhase():
             began = server.phase_at if event.phase == server.phase else at

@@ -39,6 +39,9 @@ class Work(Protocol):
 
     async def census(self, job: JobView, relaunch: bool) -> None: ...
 
+    async def replay(self, job: JobView, locate: int | None, finding: int) -> None:
+        """Calls the operator of a located origin again alone, with other row counts."""
+
     async def experiment(
         self, job: JobView, names: tuple[str, ...], helper: str | None, max_relaunches: int | None
     ) -> None: ...

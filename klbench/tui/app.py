@@ -9,56 +9,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.command import Provider
+from textual.filter import Monochrome, NoColor
+from textual.notifications import SeverityLevel
 
-from klbench.engine.gpu import choose_for_demo, list_gpus, visible_gpus
-from klbench.engine.server_python import find_server_python
+from klbench import collecting, paths
 from klbench.errors import ExitCode, KlbenchError
-from klbench.session import commands as cmd
-from klbench.session import link
 from klbench.session.folder import SessionFolder
-from klbench.session.request import StartRequest, start_from_dict
-from klbench.tui import messages
+from klbench.session.request import StartRequest
+from klbench.session.state import TroubleLine
+from klbench.session.survey import list_sessions
+from klbench.settings import Settings, remember, remembered
+from klbench.tui import actions, clipboard, messages, themes
+from klbench.tui.ascii import AsciiFilter, spelled_out
+from klbench.tui.connection import Connection
+from klbench.tui.doing import DoingApp
 from klbench.tui.follow import SessionFollower
-from klbench.tui.measurement import load_measurement
+from klbench.tui.keymap import checked
+from klbench.tui.look import Look, look_of
+from klbench.tui.measurement import Measurement
 from klbench.tui.model import Model
-from klbench.tui.palette import ActionProvider
+from klbench.tui.palette import ActionProvider, PlaceProvider
+from klbench.tui.places import Places
 from klbench.tui.screens.base import WorkScreen
-from klbench.tui.screens.dialogs import quit_choice, relaunch_choice
-from klbench.tui.screens.help import HelpScreen
-from klbench.tui.screens.log import CommandsScreen, LogScreen
 from klbench.tui.screens.main import MainScreen
-from klbench.tui.screens.origin import OriginScreen
-from klbench.tui.screens.start import StartScreen
-from klbench.tui.screens.tokens import TokensScreen
-from klbench.tui.screens.verdict import VerdictScreen
-from klbench.tui.themes import DARK, LIGHT
+from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.stylesheet import OneParse
+from klbench.tui.widgets.scroll_bars import use_whole_cells
 
-STOP_WAIT_S = 30.0
-"""How long `q` and "stop" waits for the runner to end its server: sglang itself takes up to ten seconds."""
+if TYPE_CHECKING:
+    from klbench.session.comparing import Side
+    from klbench.tui.screens.start import StartScreen
+
+COLOURS = {"standard": 16, "256": 256, "truecolor": 1 << 24, "windows": 16}
+"""How many colours Rich's names of colour systems stand for."""
 
 
-class WorkbenchApp(App[int]):
+class WorkbenchApp(DoingApp):
     """One session at a time; the start screen where there is none yet."""
 
     TITLE = "klbench"
     CSS_PATH = "workbench.tcss"
     ENABLE_COMMAND_PALETTE = True
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionProvider}
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "leave", show=False, priority=True)]
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionProvider, PlaceProvider}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q", "leave", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
+    ]
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow"), (140, "-wide")]  # noqa: RUF012 - Textual's type
-    VERTICAL_BREAKPOINTS = [(0, "-flat"), (16, "-short"), (32, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (16, "-low"), (20, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(
         self,
@@ -67,21 +76,41 @@ class WorkbenchApp(App[int]):
         start: StartRequest | None = None,
         readonly: bool = False,
         clock: Callable[[], float] = time.time,
+        settings: Settings | None = None,
+        advice: str = "",
     ) -> None:
         super().__init__()
+        use_whole_cells()
+        self.settings = settings
+        actions.rebind(checked(settings.bound) if settings is not None else {})
+        colours = COLOURS.get(self.console.color_system or "", 2)
+        self.look = look_of(settings, colours=colours) if settings is not None else Look()
+        for theme in themes.ALL:
+            self.register_theme(theme)
+        self.theme = self.look.theme_name
+        self.stylesheet = OneParse(variables=self.get_css_variables())
+        self._advice = advice
         self.model = Model(readonly=readonly, clock=clock)
         self.crash_file: Path | None = None
         self.crash = ""
         self._session, self._start = session, start
-        self._attachment: link.Attachment | None = None
+        self._start_screen: StartScreen | None = None
+        self.connection = Connection(self.model, self.post_message)
+        self.places = Places(self.model)
 
     # Beginning and end
 
     def on_mount(self) -> None:
-        self.register_theme(DARK)
-        self.register_theme(LIGHT)
-        self.theme = DARK.name
+        self.set_keymap(actions.rebound())
         self.animation_level = "none"
+        if self.no_color:
+            # Textual's own answer to it sends shades of grey.
+            self._filters[:] = [one for one in self._filters if not isinstance(one, Monochrome)] + [NoColor()]
+            self.add_class("-no-color")
+        if self.look.ascii:
+            self._filters.append(AsciiFilter())
+        self.set_class(self.look.slow, "-slow")
+        self.set_class(self.look.compact, "-compact")
         self._catch_signals()
         self.set_interval(1.0, self._tick)
         if self._session is not None:
@@ -90,13 +119,22 @@ class WorkbenchApp(App[int]):
             self.push_screen(MainScreen(self.model))
             self._begin(self._start)
         else:
-            self.push_screen(StartScreen(self.model))
+            from klbench.tui.screens.start import StartScreen
+
+            self._start_screen = StartScreen(self.model, options_set(self.settings))
+            self.push_screen(self._start_screen)
             self.run_worker(self._describe_machine(), group="look", exit_on_error=False)
             self.run_worker(self._list_sessions, thread=True, group="look", exit_on_error=False)
+        if self._advice:
+            self.call_after_refresh(self.say, self._advice)
 
     async def on_unmount(self) -> None:
-        if self._attachment is not None:
-            await self._attachment.close()
+        await self.connection.close()
+
+    def exit(self, *arguments: Any, **named: Any) -> None:
+        """Leave, from wherever the user is."""
+        self.places.keep(self.screen_stack)
+        super().exit(*arguments, **named)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,90 +155,128 @@ class WorkbenchApp(App[int]):
             self._exception_event.set()
         self._close_messages_no_wait()
 
+    def begin_key(self, key: str) -> None:
+        if self._work_screen is not None:
+            self.say("")
+            self.leaving = self.leaving and key == "ctrl+c"
+            if isinstance(self.screen, OnePicture) and not self.look.slow:
+                self.screen.answer_key()
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,  # noqa: ARG002 - a message stays until the next key
+        markup: bool = True,  # noqa: ARG002 - a message is never markup
+    ) -> None:
+        """Toasts cover what they speak of, so a message gets lines of its own."""
+        self.say("\n".join(part for part in (title, message.strip()) if part), severity)
+
+    def say(self, text: str, severity: SeverityLevel = "information") -> None:
+        """Tell the user what came of something, on the uppermost screen that shows work."""
+        if (screen := self._work_screen) is not None:
+            screen.say(text, severity)
+
+    @property
+    def _work_screen(self) -> WorkScreen | None:
+        return next((s for s in reversed(self.screen_stack) if isinstance(s, WorkScreen)), None)
+
+    def _is_at(self, place: str) -> bool:
+        return isinstance(self.screen, WorkScreen) and self.screen.place == place
+
+    def _full_paths(self, files: Sequence[str]) -> list[str]:
+        folder = self.model.folder
+        return [str(folder.path / name) if folder is not None else name for name in files]
+
     def _tick(self) -> None:
         """A time on the screen moves once a second, and only while something is in progress."""
+        collecting.begin()
+        self.places.keep(self.screen_stack)
         if self.model.busy and isinstance(self.screen, WorkScreen):
             self.screen.show_model()
 
     # The session
 
     def _begin(self, start: StartRequest) -> None:
-        async def begin() -> None:
-            try:
-                folder = await link.start_session(start)
-            except KlbenchError as error:
-                self.post_message(messages.Failed(error))
-            else:
-                self.post_message(messages.SessionOpened(folder.path))
+        self.run_worker(self.connection.begin(start), group="begin", exit_on_error=False)
 
-        self.run_worker(begin(), group="begin", exit_on_error=False)
-
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, before: Side | None = None) -> None:
         """Show the session in `path` and follow it."""
-        self.model.folder = SessionFolder(path.absolute())
+        folder = SessionFolder(path.absolute())
+        self.model.turn_to(folder, before)
+        self.places.turn_to(folder)
         if not isinstance(self.screen, MainScreen):
             self.push_screen(MainScreen(self.model))
-        follower = SessionFollower(self.model.folder, self.post_message)
+        follower = SessionFollower(folder, self.post_message, step_s=self.look.step_s)
         self.run_worker(follower.run(), group="follow", exclusive=True, exit_on_error=False)
         if not self.model.readonly:
-            self.run_worker(self._connect(self.model.folder), group="attach", exit_on_error=False)
+            self.run_worker(self.connection.connect(folder), group="attach", exit_on_error=False)
 
-    async def _connect(self, folder: SessionFolder) -> None:
-        """Hold a connection, which tells the runner that somebody watches."""
-        with contextlib.suppress(KlbenchError):
-            self._attachment = await link.attach(folder)
-
-    async def _send(self, command: cmd.Command) -> None:
-        folder = self.model.folder
-        if folder is None:
-            return
-        try:
-            if self._attachment is None:
-                self._attachment = await link.attach(folder)
-            await self._attachment.send(command)
-        except KlbenchError as error:
-            if error.exit_code == ExitCode.NO_SERVER:
-                self._attachment = None
-            self.post_message(messages.Failed(error))
+    def on_control_changed(self, _message: messages.ControlChanged) -> None:
+        self.show_all()
 
     def on_session_changed(self, message: messages.SessionChanged) -> None:
+        """Show a change, or hold it back while updates are paused."""
+        if (held := self.model.held) is None:
+            self.take(message)
+        else:
+            held.take(message)
+            if isinstance(self.screen, WorkScreen):
+                self.screen.show_held()
+
+    def take(self, message: messages.SessionChanged) -> None:
         model = self.model
         had_origin, reports = len(model.state.located), len(model.state.reports)
-        first = model.state.seq == 0
+        trouble = model.state.troubles[-1:]
+        first, last = model.state.seq == 0, model.state.last_job
         model.state, model.live = message.state, message.live
+        if (controller := model.state.controller) is not None and self.connection.name is not None:
+            model.watching = controller.client != self.connection.name
         if message.log_lines or message.log_restarted:
             model.add_log(message.log_lines, restarted=message.log_restarted)
         self._load_columns()
         if not first and len(model.state.reports) > reports:
-            self.notify("written: " + ", ".join(model.state.reports[reports:]), markup=False, timeout=10)
-        if not first and len(model.state.located) > had_origin and not isinstance(self.screen, OriginScreen):
-            self.notify("an origin was located: press O to see it", markup=False, timeout=10)
-        self._show()
+            self.say("\n".join(["written:", *self._full_paths(model.state.reports[reports:])]))
+        if not first and len(model.state.located) > had_origin and not self._is_at("origin"):
+            self.say(f"an origin was located: press {actions.key_of('origin')} to see it")
+        if not first and (ended := model.rings_for(last)) is not None:
+            self.bell()
+            self.say(f"{ended.title}: {ended.outcome}")
+        if not first and model.state.troubles[-1:] != trouble:
+            self._say_trouble(model.state.troubles[-1])
+        self.show_all()
+
+    def _say_trouble(self, line: TroubleLine) -> None:
+        """An error is told where the user is, unless that screen shows it in its own lines."""
+        screen = self._work_screen
+        if line.level == "error" and screen is not None and not screen.tells_trouble:
+            self._say_error(line)
 
     def _load_columns(self) -> None:
         folder = self.model.folder
         for key, run, helper in self.model.wanted() if folder is not None else []:
             assert folder is not None
             self.model.loaded.add(key)
-
-            def load(key: Any = key, run: Any = run, helper: Any = helper, folder: Any = folder) -> None:
-                try:
-                    measurement = load_measurement(folder, run.number, helper)
-                except KlbenchError as error:
-                    self.post_message(messages.Failed(error))
-                else:
-                    self.post_message(messages.Measured(key, measurement))
-
+            load = partial(self.connection.load, key, folder, run, helper)
             self.run_worker(load, thread=True, group="load", exit_on_error=False)
 
     def on_measured(self, message: messages.Measured) -> None:
-        measurement = message.measurement
+        measurement = self._readable(message.measurement)
         known = self.model.measurements.get((measurement.run, measurement.columns.helper))
         if known is None or measurement.texts or not known.texts:
             self.model.measurements[measurement.run, measurement.columns.helper] = measurement
-        self._show()
+        back_to = self.places.arrive(measurement)
+        self.show_all()
+        if (
+            back_to is not None
+            and isinstance(self.screen, MainScreen)
+            and actions.BY_ID[back_to].enabled(self.model.situation()) is True
+        ):
+            self.call_after_refresh(self.post_message, messages.Perform(back_to))
 
-    def _show(self) -> None:
+    def show_all(self) -> None:
         for screen in self.screen_stack:
             if isinstance(screen, WorkScreen):
                 screen.show_model()
@@ -209,23 +285,38 @@ class WorkbenchApp(App[int]):
         self.post_message(messages.MachineKnown(await machine_line()))
 
     def _list_sessions(self) -> None:
-        self.post_message(messages.SessionsListed(link.list_sessions()))
+        self.post_message(messages.SessionsListed(list_sessions()))
 
     def on_machine_known(self, message: messages.MachineKnown) -> None:
-        for screen in self.screen_stack:
-            if isinstance(screen, StartScreen):
-                screen.machine = message.line
-                screen.show_model()
+        if (screen := self._start_screen) is not None:
+            screen.machine = message.line
+            screen.show_model()
+
+    def _offer_tour(self) -> None:
+        """Once, to somebody who has no session yet; in a real terminal, where settings are known."""
+        if self.settings is None or remembered().get("toured") or not self._is_at("start"):
+            return
+        from klbench.tui.screens.dialogs import tour_choice
+
+        remember("toured", True)
+
+        def answered(name: str | None) -> None:
+            if name == "tour":
+                self.do_tour()
+
+        self.push_screen(tour_choice(), answered)
 
     def on_sessions_listed(self, message: messages.SessionsListed) -> None:
-        for screen in self.screen_stack:
-            if isinstance(screen, StartScreen):
-                screen.show_sessions(message.summaries)
+        if (screen := self._start_screen) is not None:
+            screen.show_sessions(message.summaries)
+        if not message.summaries:
+            self._offer_tour()
 
     # What screens ask for
 
     def on_send(self, message: messages.Send) -> None:
-        self.run_worker(self._send(message.command), group="send", exit_on_error=False)
+        self.continue_updates()  # whoever commands wants to see what comes of it
+        self.run_worker(self.connection.send(message.command), group="send", exit_on_error=False)
 
     def on_start_work(self, message: messages.StartWork) -> None:
         self.push_screen(MainScreen(self.model))
@@ -235,121 +326,85 @@ class WorkbenchApp(App[int]):
         self._open(message.path)
 
     def on_session_opened(self, message: messages.SessionOpened) -> None:
-        self._open(message.path)
+        while len(self.screen_stack) > 2 and not isinstance(self.screen, MainScreen):
+            self.pop_screen()
+        self._open(message.path, message.before)
+        if message.before is not None:
+            load = partial(self.connection.load_before, message.before)
+            self.run_worker(load, thread=True, group="load", exit_on_error=False)
+
+    def _readable(self, measurement: Measurement) -> Measurement:
+        """Token texts that this terminal can show."""
+        if not self.look.ascii:
+            return measurement
+        texts = {token: spelled_out(text) for token, text in measurement.texts.items()}
+        return replace(measurement, texts=texts)
+
+    def on_measured_before(self, message: messages.MeasuredBefore) -> None:
+        measurement = self._readable(message.measurement)
+        self.model.before_measurements[measurement.columns.helper] = measurement
+        self.show_all()
+
+    def on_continued(self, message: messages.Continued) -> None:
+        self.model.readonly = False
+        self.say(message.what)
+        if self.model.folder is not None:
+            self.run_worker(self.connection.connect(self.model.folder), group="attach", exit_on_error=False)
+
+    def on_wanted(self, message: messages.Wanted) -> None:
+        """Load the columns of an earlier run of this session."""
+        folder, wanted = self.model.folder, message.reference
+        run = next((run for run in self.model.state.runs if run.number == wanted.run), None)
+        helper = run.helper(wanted.helper) if run is not None else None
+        if folder is None or run is None or helper is None or helper.columns is None:
+            return
+        key = (run.number, helper.helper, helper.columns, helper.texts or "")
+        if key not in self.model.loaded:
+            self.model.loaded.add(key)
+            load = partial(self.connection.load, key, folder, run, helper)
+            self.run_worker(load, thread=True, group="load", exit_on_error=False)
+
+    def on_copy(self, message: messages.Copy) -> None:
+        folder = self.model.folder.path if self.model.folder is not None else paths.make_private(paths.home())
+
+        def copy() -> None:
+            said = clipboard.copy(message.text, folder, self._write, clipboard.this_environment())
+            self.post_message(messages.Said(said))
+
+        self.run_worker(copy, thread=True, group="copy", exit_on_error=False)
+
+    def _write(self, sequence: str) -> None:
+        if self._driver is not None:
+            self._driver.write(sequence)
+
+    def on_said(self, message: messages.Said) -> None:
+        self.say(message.text)
+
+    def on_compared(self, message: messages.Compared) -> None:
+        from klbench.tui.screens.before_after import BeforeAfterScreen
+
+        for screen in self.screen_stack:
+            if isinstance(screen, BeforeAfterScreen):
+                screen.document = message.document
+                screen.show_model()
 
     def on_failed(self, message: messages.Failed) -> None:
-        error = message.error
-        text = "\n".join(part for part in (error.why, f"Next: {error.next}" if error.next else "") if part)
-        self.notify(text or " ", title=error.what, severity="error", markup=False, timeout=20)
+        self._say_error(message.error)
+
+    def _say_error(self, error: KlbenchError | TroubleLine) -> None:
+        parts = (error.what, error.why, f"Next: {error.next}" if error.next else "")
+        self.say("\n".join(part for part in parts if part), "error")
 
     def on_perform(self, message: messages.Perform) -> None:
         handler: Callable[[], None] = getattr(self, f"do_{message.action}")
         handler()
 
-    def do_tokens(self) -> None:
-        self.push_screen(TokensScreen(self.model))
-
-    def do_verdict(self) -> None:
-        self._go_to(VerdictScreen)
-
-    def do_log(self) -> None:
-        self._go_to(LogScreen)
-
-    def do_commands(self) -> None:
-        self._go_to(CommandsScreen)
-
-    def do_origin(self) -> None:
-        self.push_screen(OriginScreen(self.model, latest=self.model.located is None))
-
-    def do_report(self) -> None:
-        self.post_message(messages.Send(cmd.Report()))
-
-    def do_theme(self) -> None:
-        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
-
-    def do_help(self) -> None:
-        if isinstance(self.screen, WorkScreen):
-            self.push_screen(HelpScreen(self.screen.place, self.model.situation()))
-
-    def do_locate(self) -> None:
-        """Show the origin where it is known; else capture, after a relaunch where that is needed."""
-        model = self.model
-        if model.located is not None:
-            self.push_screen(OriginScreen(model))
-            return
-        server = model.state.server
-        if server.ready_to_capture or model.state.runner.target.get("kind") == "url":
-            self._locate(relaunch=False)
-            return
-
-        def answered(name: str | None) -> None:
-            if name == "relaunch":
-                self._locate(relaunch=True)
-
-        self.push_screen(relaunch_choice(server.launch_s), answered)
-
-    def _locate(self, *, relaunch: bool) -> None:
-        model = self.model
-        order = cmd.Locate(helper=model.helper.helper, request=model.request, relaunch=relaunch)
-        self.post_message(messages.Send(order))
-        self.push_screen(OriginScreen(model))
-
-    def _go_to(self, kind: type[WorkScreen]) -> None:
-        """A screen is on the stack once: going to it again from elsewhere comes back to it."""
-        if any(isinstance(screen, kind) for screen in self.screen_stack):
-            while not isinstance(self.screen, kind):
-                self.pop_screen()
-        else:
-            self.push_screen(kind(self.model))
-
-    # Leaving
-
-    def action_help_quit(self) -> None:
-        self.notify("press q to quit", markup=False, timeout=4)
-
-    def action_leave(self) -> None:
-        self.do_quit()
-
-    def do_quit(self) -> None:
-        """Ask whether the server stops, where there is one that would go on."""
-        model = self.model
-        if not model.live or model.readonly:
-            self.exit(0)
-            return
-        job, server = model.state.job, model.state.server
-        ours = model.state.runner.target.get("kind") != "url"
-        choice = quit_choice(ours=ours, job=job.kind if job else "", launch_s=server.launch_s)
-        self.push_screen(choice, self._answered_quit)
-
-    def _answered_quit(self, name: str | None) -> None:
-        if name == "leave":
-            self.run_worker(self._leave_running(), group="leave", exit_on_error=False)
-        elif name == "stop":
-            self.notify("stopping", markup=False, timeout=STOP_WAIT_S)
-            self.run_worker(self._stop(), group="leave", exit_on_error=False)
-
-    async def _leave_running(self) -> None:
-        await self._send(cmd.Detach())
-        self.exit(0)
-
-    async def _stop(self) -> None:
-        await self._send(cmd.Stop())
-        if self.model.folder is not None:
-            await _until_gone(self.model.folder)
-        self.exit(0)
-
-
-async def _until_gone(folder: SessionFolder) -> None:
-    """Return once the session's runner is gone, or STOP_WAIT_S has passed."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(STOP_WAIT_S):
-            # It is another process: there is no event to wait for.
-            while link.find_runner(folder) is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-
 
 async def machine_line() -> str:
     """What this machine can do: its GPU or the embedded CPU engine, and the sglang that was found."""
+    from klbench.engine.gpu import choose_for_demo, list_gpus, visible_gpus
+    from klbench.engine.server_python import find_server_python
+
     choice = choose_for_demo(visible_gpus(await list_gpus()))
     where = f"GPU {choice.gpu.index} ({choice.gpu.name})" if choice.gpu else choice.notes[-1]
     try:
@@ -359,45 +414,8 @@ async def machine_line() -> str:
     return f"{where} · sglang {python.sglang_version} ({python.why})"
 
 
-def run_workbench(*, session: Path | None, start: dict[str, Any] | None, readonly: bool) -> int:
-    """Run the workbench in this terminal until the user leaves; returns the exit code.
-
-    `session` is a folder to open; `start` is {"target": ..., "options": ...} to start a new one with.
-    Raises KlbenchError where `start` cannot be understood.
-    """
-    request = start_from_dict(start) if start is not None else None
-    app = WorkbenchApp(session=session, start=request, readonly=readonly)
-    try:
-        app.run()
-    except OSError:
-        # The terminal is gone: there is nothing to restore and nobody to tell. The runner goes on.
-        return int(ExitCode.HUNG_UP)
-    with contextlib.suppress(OSError):
-        _say_goodbye(app)
-    return app.return_code if app.return_code is not None else 0
-
-
-def _say_goodbye(app: WorkbenchApp) -> None:
-    folder = app.model.folder
-    if app.crash:
-        file = _keep_crash(app.crash, folder)
-        print("klbench: the screen failed; this is a defect of klbench, your work goes on.", file=sys.stderr)
-        print(f"  details: {file}" if file else app.crash, file=sys.stderr)
-    if folder is not None and folder.exists():
-        running = link.find_runner(folder) is not None
-        state = "still runs" if running else "is kept"
-        print(f"The session {state}: klbench open {folder.name}", file=sys.stderr)
-
-
-def _keep_crash(crash: str, folder: SessionFolder | None) -> Path | None:
-    """The traceback in the session's folder, readable by its owner only; None where it cannot be written."""
-    if folder is None:
-        return None
-    file = folder.path / f"crash-workbench-{os.getpid()}.txt"
-    try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as output:
-            output.write(crash)
-    except OSError:
-        return None
-    return file
+def options_set(settings: Settings | None) -> dict[str, Any]:
+    """The fields of `Options` that the user has set once, by their names there."""
+    names = {"launch_timeout": "launch_timeout_s", "keep_idle": "keep_idle_s"}
+    given = settings.run_defaults() if settings is not None else {}
+    return {names.get(name, name): value for name, value in given.items()}

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from textual.message import Message
 
 from klbench.session.folder import SessionFolder
-from klbench.session.link import find_runner
 from klbench.session.log import LogTail
+from klbench.session.reading import find_runner
 from klbench.session.state import SessionState, without_runner
 from klbench.tui.messages import SessionChanged
-from klbench.tui.server_log import ServerLog
+from klbench.tui.server_log import ServerLog, log_path
 
 STEP_S = 0.25
 """The screen changes at most four times a second, whatever the server does."""
@@ -27,7 +26,10 @@ LIFE_STEPS = 8
 class SessionFollower:
     """Reads one session; `look` is one step."""
 
-    def __init__(self, folder: SessionFolder, post: Callable[[Message], object]) -> None:
+    def __init__(
+        self, folder: SessionFolder, post: Callable[[Message], object], *, step_s: float = STEP_S
+    ) -> None:
+        self._step_s = step_s
         self._folder = folder
         self._post = post
         self._tail = LogTail(folder.events)
@@ -40,7 +42,7 @@ class SessionFollower:
         """Look for ever."""
         while True:
             self.look()
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(self._step_s)
 
     def look(self) -> None:
         """Post what changed since the last look, if anything did."""
@@ -61,7 +63,7 @@ class SessionFollower:
         name = self._folded.server.log
         if not name:
             return [], False
-        path = Path(name) if Path(name).is_absolute() else self._folder.path / name
+        path = log_path(self._folder.path, name)
         fresh = self._log is None or self._log.path != path
         if self._log is None or self._log.path != path:
             replaced = self._log is not None

@@ -21,7 +21,7 @@ from klbench.session.columns import load_columns
 from klbench.session.folder import SessionFolder
 from klbench.session.state import HelperState
 
-_MAX_TEXTS_BYTES = 256 * 1024 * 1024
+_MAX_TEXTS_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)

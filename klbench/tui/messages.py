@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
 from klbench.errors import KlbenchError
 from klbench.session.commands import Command
-from klbench.session.link import SessionSummary
 from klbench.session.request import StartRequest
 from klbench.session.state import SessionState
+from klbench.session.survey import SessionSummary
 from klbench.tui.measurement import Measurement
+from klbench.tui.model import Reference
+from klbench.tui.places_to_go import LayerPlace, RequestPlace
+
+if TYPE_CHECKING:
+    from klbench.session.comparing import Side
 
 
 @dataclass
@@ -53,6 +60,11 @@ class Failed(Message):
 
 
 @dataclass
+class ControlChanged(Message):
+    """This terminal has control of the runner now, or only watches."""
+
+
+@dataclass
 class Perform(Message):
     """An action of the registry that the app does: it opens screens and sends commands."""
 
@@ -82,6 +94,56 @@ class OpenSession(Message):
 
 @dataclass
 class SessionOpened(Message):
-    """A runner answers for this session, or its folder is there to be read."""
+    """A runner answers for this session, or its folder is there to be read; `before` is what it repeats."""
 
     path: Path
+    before: Side | None = None
+
+
+@dataclass
+class MeasuredBefore(Message):
+    """A helper of the run that this session repeats is loaded."""
+
+    measurement: Measurement
+
+
+@dataclass
+class Continued(Message):
+    """A runner took the session up again."""
+
+    what: str
+
+
+@dataclass
+class Compared(Message):
+    """The klbench.compare/1 document of this session and the one that it repeats."""
+
+    document: Mapping[str, Any]
+
+
+@dataclass
+class Said(Message):
+    """What came of something, for the message line."""
+
+    text: str
+
+
+@dataclass
+class Copy(Message):
+    """The user wants this text out of the terminal."""
+
+    text: str
+
+
+@dataclass
+class Wanted(Message):
+    """A screen wants to show something that is not loaded."""
+
+    reference: Reference
+
+
+@dataclass
+class GoTo(Message):
+    """A place that the palette leads to."""
+
+    place: RequestPlace | LayerPlace

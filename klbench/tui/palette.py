@@ -1,4 +1,5 @@
-"""The command palette: the registry's actions of the screen, with their keys and why one cannot be done."""
+"""The command palette: the registry's actions of the screen, with their keys and why one cannot be done, and
+the requests, layers and operators to go to."""
 
 from __future__ import annotations
 
@@ -8,7 +9,27 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
 from klbench.tui import actions
+from klbench.tui.messages import GoTo
+from klbench.tui.places_to_go import LayerPlace, RequestPlace, layers_of, requests_of
 from klbench.tui.screens.base import WorkScreen
+
+
+class PlaceProvider(Provider):
+    """Leads to a request by its number, to a layer or an operator by its name."""
+
+    async def search(self, query: str) -> Hits:
+        if not isinstance(self.screen, WorkScreen):
+            return
+        model, matcher = self.screen.model, self.matcher(query)
+        for request in requests_of(model, query):
+            yield self._hit(1.0, request)
+        for layer in layers_of(model):
+            if (score := matcher.match(layer.name)) > 0:
+                yield self._hit(score, layer)
+
+    def _hit(self, score: float, place: RequestPlace | LayerPlace) -> Hit:
+        go = partial(self.screen.post_message, GoTo(place))
+        return Hit(score, Content(place.name), go, text=place.name, help=place.about)
 
 
 class ActionProvider(Provider):
@@ -40,5 +61,5 @@ class ActionProvider(Provider):
 
     def _explain(self, action: actions.Action) -> str:
         assert isinstance(self.screen, WorkScreen)
-        answer = action.enabled(self.screen.model.situation())
+        answer = action.enabled(self.screen.situation())
         return f"{action.shown_key}  " + (action.help if answer is True else f"not now: {answer}")

@@ -27,13 +27,19 @@ def speaks_of_trouble(line: str) -> bool:
     return _TROUBLE.search(line) is not None
 
 
-def clean_line(line: str) -> str:
-    """One line of the log as it may be drawn: colours dropped, all else made visible, tabs as spaces."""
-    if len(line) > MAX_LINE_CHARACTERS:
-        line = line[:MAX_LINE_CHARACTERS] + "…"
+def clean_line(line: str, *, most: int | None = MAX_LINE_CHARACTERS) -> str:
+    """One line of the log as it may be drawn: colours dropped, all else made visible, tabs as spaces; cut
+    behind `most` characters, or nowhere."""
+    if most is not None and len(line) > most:
+        line = line[:most] + "…"
     # A progress bar rewrites its line: what it last said is what a terminal would show.
     line = _COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2].replace("\t", "    ")
     return visible(line)
+
+
+def log_path(session: Path, name: str) -> Path:
+    """The file of the log that a session names: in its folder, or elsewhere where it says so."""
+    return Path(name) if Path(name).is_absolute() else session / name
 
 
 class ServerLog:

@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 
 from klbench.core.text import LOGPROB_WIDTH, delta, kl, logprob, magnitude, size, visible, visible_token
-from klbench.session.link import SessionSummary
 from klbench.session.state import CallLine, HelperState
+from klbench.session.survey import SessionSummary
+from klbench.tui.filtering import search_by_value
 from klbench.tui.measurement import Measurement
 from klbench.tui.widgets.virtual_table import Column, Rows
 from klbench.tui.wording import TONES
 
 _DASH = "–"
-_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.\d+\.")
+_PATH = re.compile(r"https?://[^/\s'\"]+/([^\s'\"?]+)")
+_MODULE = re.compile(r"\s-m\s+(\S+)")
+_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?(layers\.\d+\.)")
 
 
-def helper_rows(helpers: Sequence[HelperState], lines: Sequence[str]) -> Rows:
+def helper_rows(helpers: Sequence[HelperState], heading: str, lines: Sequence[str]) -> Rows:
     """One line a helper; it is composed, for a running helper has other columns than an ended one."""
-    column = Column("helper", "helper", 40, lambda row: lines[row], stretch=200)
+    column = Column("helper", heading, 40, lambda row: lines[row], stretch=200)
     return Rows((column,), len(helpers), tone=lambda row: TONES.get(helpers[row].status, ""))
 
 
@@ -43,18 +46,18 @@ def request_rows(measured: Measurement, modulus: int = 0) -> Rows:
 
     columns = [
         Column("request", "#", 4, str, np.arange(c.requests), right=True),
-        Column("prompt", "prompt", 6, lambda r: str(c.prompt_len[r]), c.prompt_len, right=True),
+        Column("prompt", "prompt", 6, lambda r: str(c.prompt_len[r]), c.prompt_len, right=True, optional=1),
         Column("cached", "cached", 6, lambda r: str(c.cached_generation[r]), c.cached_generation, right=True),
         Column("kl", "kl", 7, lambda r: number(measured.kl_nats[r], r), measured.kl_nats, descends=True),
         Column("max", "max |Δ|", 7, lambda r: number(measured.max_abs_nats[r], r, magnitude),
                measured.max_abs_nats, descends=True),
-        Column("differ", "differ", 8, share, fraction, right=True, descends=True),
+        Column("differ", "differ", 7, share, fraction, right=True, descends=True, compared=differing),
         Column("first", "first", 5, lambda r: or_dash(int(first[r])), _last_if_negative(first), right=True),
         Column("position", "pos", 5, lambda r: or_dash(int(position[r])), _last_if_negative(position),
-               right=True),
-        Column("output", "output", 8, lambda r: str(c.output_len[r]), c.output_len, right=True, optional=2),
+               right=True, optional=2, names=("position",)),
+        Column("output", "output", 8, lambda r: str(c.output_len[r]), c.output_len, right=True, optional=3),
         Column("scoring", "cached (scoring)", 16, lambda r: str(c.cached_scoring[r]), c.cached_scoring,
-               right=True, optional=3),
+               right=True, optional=4),
     ]  # fmt: skip
     if modulus > 1:
         residue = c.cached_generation % modulus
@@ -77,11 +80,15 @@ def token_rows(measured: Measurement, request: int) -> Rows:
     first = int(measured.first_offset[request])
     magnitudes = np.where(np.isnan(deltas), -1.0, np.abs(deltas))
     largest = int(np.argmax(magnitudes)) if len(ids) and first >= 0 else -1
+    k3 = measured.k3_nats[where]
     offsets, start = np.arange(len(ids), dtype=np.int64), int(c.prompt_len[request])
 
     def token(row: int) -> str:
         text = measured.text_of(int(ids[row]))
         return f"#{ids[row]}" if text is None else visible_token(text)
+
+    def text_of(token_id: int) -> str:
+        return measured.text_of(token_id) or f"#{token_id}"
 
     def note(row: int) -> str:
         if np.isnan(deltas[row]) or np.isinf(deltas[row]):
@@ -90,17 +97,17 @@ def token_rows(measured: Measurement, request: int) -> Rows:
 
     columns = (
         Column("position", "pos", 6, lambda r: str(start + r), offsets + start, right=True),
-        Column("offset", "offset", 6, str, offsets, right=True, optional=1),
-        Column("token", "token", 12, token, stretch=28),
+        Column("offset", "offset", 6, str, offsets, right=True, optional=2),
+        Column("token", "token", 10, token, stretch=30, names=("tok",),
+               search=search_by_value(ids, text_of)),
         Column("decode", "decode", LOGPROB_WIDTH, lambda r: logprob(float(decode[r])), decode, right=True),
         Column("prefill", "prefill", LOGPROB_WIDTH, lambda r: logprob(float(prefill[r])), prefill,
                right=True),
         Column("delta", "Δ", 10, lambda r: _delta(float(deltas[r]), bool(differs[r])), np.abs(deltas),
-               right=True, descends=True),
-        Column("note", "note", 7, note),
-        Column("k3", "k3", 8, lambda r: kl(float(measured.k3_nats[where][r])), measured.k3_nats[where],
-               optional=2, descends=True),
-        Column("id", "id", 8, lambda r: str(ids[r]), ids, right=True, optional=3),
+               right=True, descends=True, names=("d",)),
+        Column("note", "note", 7, note, optional=1),
+        Column("k3", "k3", 8, lambda r: kl(float(k3[r])), k3, optional=3, descends=True, names=("kl",)),
+        Column("id", "id", 8, lambda r: str(ids[r]), ids, right=True, optional=4),
     )  # fmt: skip
     return Rows(columns, len(ids), tone=lambda row: "strong" if differs[row] else "")
 
@@ -112,9 +119,18 @@ def operator_rows(around: Sequence[Mapping[str, Any]]) -> Rows:
         value = around[row].get(key)
         return "" if value in (None, "none") else visible(str(value)).replace("_", " ")
 
+    paths = [visible(str(item.get("module", "?"))) for item in around]
+    own = next(
+        (_LAYER.match(path) for item, path in zip(around, paths, strict=True) if item.get("origin")), None
+    )
+
     def module(row: int) -> str:
-        """The path without what all operators of a layer share."""
-        return _LAYER.sub("", visible(str(around[row].get("module", "?"))))
+        """The path without what all operators of a layer share; the layer stays where it is another one."""
+        layer = _LAYER.match(paths[row])
+        if layer is None:
+            return paths[row]
+        same = own is None or layer[0] == own[0]
+        return ("" if same else layer[1]) + paths[row][layer.end() :]
 
     def ulp(row: int) -> str:
         value = around[row].get("ulp_max")
@@ -123,13 +139,16 @@ def operator_rows(around: Sequence[Mapping[str, Any]]) -> Rows:
     def operator(row: int) -> str:
         return f"{'◉' if around[row].get('origin') else ' '} {module(row)}"
 
+    def longest(key: str, least: int) -> int:
+        return min(max([least, *(len(text(row, key)) for row in range(len(around)))]), 16)
+
     width = max((len(operator(row)) for row in range(len(around))), default=10)
     columns = (
         Column("module", "  operator", min(max(width, 20), 26), operator, stretch=34),
-        Column("inputs", "inputs", 10, lambda r: text(r, "inputs")),
-        Column("state", "state read", 15, lambda r: text(r, "state")),
-        Column("output", "output", 10, lambda r: text(r, "output")),
-        Column("ulp", "ulp", 5, ulp, right=True),
+        Column("inputs", "inputs", longest("inputs", 8), lambda r: text(r, "inputs")),
+        Column("state", "state read", longest("state", 10), lambda r: text(r, "state")),
+        Column("output", "output", longest("output", 8), lambda r: text(r, "output")),
+        Column("ulp", "ulp", 5, ulp, right=True, optional=1),
     )
 
     def tone(row: int) -> str:
@@ -146,14 +165,15 @@ def session_rows(summaries: Sequence[SessionSummary], age: Sequence[str]) -> Row
     sizes = np.asarray([summary.size_bytes for summary in summaries])
 
     def found(row: int) -> str:
-        return summaries[row].found or summaries[row].doing or "nothing measured"
+        summary = summaries[row]
+        return summary.brief or summary.found or summary.doing or "nothing measured"
 
     columns = (
         Column("age", "made", 10, lambda r: age[r], -created),
-        Column("label", "what", 14, lambda r: summaries[r].label, stretch=16),
+        Column("label", "what", 22, lambda r: summaries[r].label, stretch=8),
         Column("status", "state", 8, lambda r: summaries[r].status),
         Column("size", "size", 8, lambda r: size(int(sizes[r])), sizes, right=True, optional=1),
-        Column("found", "found", 26, found, stretch=80),
+        Column("found", "found", 18, found, stretch=88, sentence=True),
     )
     return Rows(columns, len(summaries), tone=lambda r: "" if summaries[r].status == "ended" else "strong")
 
@@ -164,10 +184,26 @@ def call_rows(calls: Sequence[CallLine], times: Sequence[str]) -> Rows:
         Column("at", "at", 8, lambda r: times[r], np.arange(len(calls))),
         Column("took", "took", 7, lambda r: f"{calls[r].elapsed_s:.2f} s",
                np.asarray([call.elapsed_s for call in calls]), right=True, descends=True),
-        Column("outcome", "outcome", 10, lambda r: calls[r].outcome),
-        Column("line", "line", 400, lambda r: calls[r].line),
+        Column("outcome", "outcome", 13, lambda r: _outcome(calls[r].outcome)),
+        Column("call", "call", 13, lambda r: called(calls[r].line), stretch=7),
+        Column("line", "line", 400, lambda r: calls[r].line, copied_alone=True),
     )  # fmt: skip
     return Rows(columns, len(calls))
+
+
+def called(line: str) -> str:
+    """What a command is about in a word: the path of its URL, else the module or the program that it runs."""
+    if (path := _PATH.search(line)) is not None:
+        return visible(path[1])
+    if (module := _MODULE.search(line)) is not None:
+        return visible(module[1])
+    return visible(line.partition(" ")[0].rpartition("/")[2])
+
+
+def _outcome(outcome: str) -> str:
+    """`200, 182.3 kB` for `200, 182345 bytes`; anything else as it is."""
+    answered = re.fullmatch(r"(\d{3}), (\d+) bytes", outcome)
+    return f"{answered[1]}, {size(int(answered[2]))}" if answered else outcome
 
 
 def _delta(nats: float, differs: bool) -> str:

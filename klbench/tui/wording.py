@@ -12,7 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from klbench.core.columns import HELPERS
-from klbench.core.text import cache_hits, cell_width, elapsed, fit, kl, size, visible
+from klbench.core.text import (
+    cache_hits,
+    cell_width,
+    counted,
+    elapsed,
+    fit,
+    kl,
+    magnitude,
+    shortened,
+    size,
+    visible,
+)
+from klbench.core.verdict_words import verdict_in_words
 from klbench.session.state import (
     HelperState,
     JobState,
@@ -21,6 +33,7 @@ from klbench.session.state import (
     SessionState,
     TroubleLine,
 )
+from klbench.tui.actions import key_of
 
 _PHASES = {
     "none": "no server yet",
@@ -65,11 +78,14 @@ def title(state: SessionState, session: str, width: int) -> str:
     left = " " + " · ".join(visible(part) for part in parts if part)
     right = f"session {visible(session)}" if session and width >= 120 else ""
     room = width - cell_width(right) - (2 if right else 0)
-    return fit(left, room) + (f"  {right}" if right else "")
+    return fit(shortened(left, room, more=" · …"), room) + (f"  {right}" if right else "")
 
 
-def status(state: SessionState, width: int, *, live: bool, readonly: bool, now: float) -> str:
-    """What is it doing: server, run, job, each with its time."""
+def status(state: SessionState, width: int, *, live: bool, mark: str, now: float) -> str:
+    """What is it doing: server, run, job, each with its time. `mark`: why this terminal commands nothing.
+
+    Where that is too long what was asked for goes first, then the words at the end, each as a whole.
+    """
     server = state.server
     phase = _PHASES.get(server.phase, server.phase.replace("_", " "))
     if server.phase in ("none", "stopped", "ready"):
@@ -78,15 +94,27 @@ def status(state: SessionState, width: int, *, live: bool, readonly: bool, now: 
         parts = [f"✗ {phase}"]
     else:
         parts = [f"◌ {phase} {elapsed(_since_launch(state, now))}"]
+    asked = ""
     if (run := state.run) is not None:
-        parts += _run_words(run, now)
+        asked = _asked(run)
+        parts += [asked, *_run_words(run, now)]
     if state.job is not None and state.job.kind not in ("run", "launch"):
         parts.append(job(state.job, now))
     if not live and state.seq:
-        parts.append("finished session" if not readonly else "read-only")
-    elif readonly:
-        parts.append("read-only")
-    return fit(" " + " · ".join(visible(part) for part in parts if part), width).rstrip()
+        parts.append(mark or "finished session")
+    elif mark:
+        # First, for what does not fit is left out at the end.
+        parts.insert(0, mark)
+    text = _in_one_line(parts)
+    if cell_width(text) > width and asked:
+        text = _in_one_line(part for part in parts if part != asked)
+    while cell_width(text) > width and (end := max(text.rfind(", "), text.rfind(" · "))) > 0:
+        text = text[:end]
+    return fit(text, width).rstrip()
+
+
+def _in_one_line(parts: Iterable[str]) -> str:
+    return " " + " · ".join(visible(part) for part in parts if part)
 
 
 def job(job: JobState, now: float) -> str:
@@ -101,31 +129,66 @@ def job(job: JobState, now: float) -> str:
 
 
 def helper_line(helper: HelperState, now: float, width: int) -> str:
-    """One line of the helpers' pane; what does not fit into `width` cells is left out from the right."""
-    name = fit(helper.helper, 17)
-    shown = fit(_STATUS.get(helper.status, helper.status), 8)
+    """One line of the helpers' pane under `helper_heading`; what does not fit is left out from the right."""
+    name = fit(helper.helper, _HELPER_CELLS[0])
+    shown = fit(_STATUS.get(helper.status, helper.status), _HELPER_CELLS[1])
     result = helper.result
     if result is None:
         return f"{name}  {shown}  {_arm_words(helper, now)}".rstrip()
     if helper.status in ("not_run", "error") or not result.get("tokens"):
         return f"{name}  {shown}  {result.get('reason') or 'nothing was compared'}"
-    hits = cache_hits(helper.helper, int(result.get("hits") or 0), int(result.get("requests") or 0))
-    differing = int(result.get("divergent_tokens") or 0)
-    nan = int(result.get("nan_count") or 0)
-    parts = [
-        name, shown, fit(hits, 10), fit(f"{result['tokens']} tokens", 12, right=True),
-        fit(f"{differing} differ", 12, right=True), fit(kl(result.get("avg_kl_div")), 7),
-    ]  # fmt: skip
-    tail = f"max |Δ| {float(result.get('max_abs_dlogprob') or 0):.3g}"
-    equal = result.get("bit_equal_fraction")
+    nan, equal = int(result.get("nan_count") or 0), result.get("bit_equal_fraction")
     extra = [f"{nan} NaN"] if nan else []
     extra += [f"{result['dropped']} dropped"] if result.get("dropped") else []
-    extra += [tail] + ([f"{float(equal):.1%} bit-equal"] if equal is not None else [])
-    line = "  ".join(parts).rstrip()
-    for word in extra:
+    cells = (
+        cache_hits(helper.helper, int(result.get("hits") or 0), int(result.get("requests") or 0)),
+        str(result["tokens"]),
+        str(int(result.get("divergent_tokens") or 0)),
+        kl(result.get("avg_kl_div")),
+        magnitude(float(result.get("max_abs_dlogprob") or 0)),
+        # What was left out must not be: it comes before the last column.
+        *([] if equal is None or extra else [f"{float(equal):.1%}"]),
+    )
+    line = "  ".join([name, shown, *_cells(cells)])
+    return _as_fits([line[: _fitting(width)], *extra], width)
+
+
+_HELPER_CELLS = (17, 8, 11, 7, 6, 7, 7, 9)
+_HELPER_HEADS = ("helper", "status", "hits", "tokens", "differ", "avg KL", "max |Δ|", "bit-equal")
+
+
+def helper_heading(width: int) -> str:
+    """The heads of the helpers' columns, as many as `helper_line` shows in `width` cells."""
+    name, status, *rest = _HELPER_HEADS
+    heads = [fit(name, _HELPER_CELLS[0]), fit(status, _HELPER_CELLS[1]), *_cells(rest)]
+    return "  ".join(heads)[: _fitting(width)].rstrip()
+
+
+def _cells(words: Sequence[str]) -> list[str]:
+    """Words under the heads from the third on; numbers stand on the right."""
+    return [
+        fit(word, width, right=index > 0)
+        for index, (word, width) in enumerate(zip(words, _HELPER_CELLS[2:], strict=False))
+    ]
+
+
+def _fitting(width: int) -> int:
+    """The cells that the whole columns within `width` take."""
+    taken = 0
+    for cells in _HELPER_CELLS:
+        step = cells + (2 if taken else 0)
+        if taken + step > width:
+            break
+        taken += step
+    return taken
+
+
+def _as_fits(words: Sequence[str], width: int) -> str:
+    line, *rest = words
+    for word in rest:
         if cell_width(line) + 2 + cell_width(word) <= width:
             line += f"  {word}"
-    return line
+    return line.rstrip()
 
 
 def sentences(
@@ -133,77 +196,71 @@ def sentences(
     *,
     live: bool,
     now: float,
-    request: int | None = None,
+    todo: str = "",
     located: LocatedState | None = None,
 ) -> list[str]:
     """What to know and what to do next: question, trouble, verdict or progress, the first that there is.
 
-    `request` is the divergent request under the cursor, which `o` would locate; `located` its origin.
+    `todo` is the next step in words (next_step.py), `located` the origin of the request under the cursor.
     """
+    then = [f"Next: {todo}"] if todo else []
     if state.question is not None:
-        return [state.question.what, state.question.why, "Press y to agree, x to cancel."]
-    fresh = _fresh_trouble(state)
+        return [
+            state.question.what,
+            state.question.why,
+            f"Press {key_of('agree')} to agree, {key_of('cancel')} to cancel.",
+        ]
+    fresh = fresh_trouble(state)
     if fresh is not None:
         return trouble(fresh)
     run = state.run
     if state.server.phase == "failed":
-        return _server_failed(state)
-    if run is not None and run.verdict is not None:
-        return verdict_sentences(run.verdict, request, located)
+        return [*_server_failed(state), *then]
     if run is not None and run.cancelled:
-        return ["The run was cancelled; what it measured is kept.", "Next: run again · press r"]
+        return ["The run was cancelled; what it measured is kept.", *then]
+    if run is not None and run.verdict is not None:
+        return verdict_sentences(run.verdict, then, located)
+    if run is not None and not (state.job is not None and (live or todo.startswith("wait, "))):
+        return ["The run did not end: what it measured is kept.", *then]
     if run is not None:
-        return _running(run, state, now)
+        return _running(run, now)
     if state.server.ready:
         waiting = "The server is ready; the helpers start next." if live else "Nothing was measured."
-        return [waiting, "Next: run the three helpers · press r" if live and state.job is None else ""]
+        return [waiting, *(then if state.job is None else ())]
     if state.seq == 0:
         return ["Waiting for the runner's first word."]
     if not live:
-        return ["No runner works on this session.", state.runner.ended or ""]
+        ended = [state.runner.ended] if state.runner.ended else []
+        return ["No runner works on this session.", *ended, *then]
     if launching(state):
         return ["The server is being launched; the helpers follow by themselves."]
     return [f"{_PHASES.get(state.server.phase, state.server.phase)}.".capitalize()]
 
 
 def verdict_sentences(
-    verdict: Mapping[str, Any], request: int | None = None, located: LocatedState | None = None
+    verdict: Mapping[str, Any], then: Sequence[str], located: LocatedState | None = None
 ) -> list[str]:
-    """The first piece of evidence, the conditions with the grade, the next step."""
+    """The first piece of evidence, the conditions with the grade, the origin where it is known, else `then`,
+    the next step."""
     lines = []
     evidence, grade = _texts(verdict.get("evidence")), str(verdict.get("grade") or "unknown")
     if evidence:
         lines.append(_sentence(evidence[0]))
-    conditions = [condition_words(name) for name in _strings(verdict.get("conditions"))]
-    outcome = str(verdict.get("status", "undecided"))
-    if outcome == "none":
-        lines.append(f"No divergence · {grade}")
-    elif conditions:
-        lines.append(f"Looks like {' or '.join(conditions)} · {grade}")
-    else:
-        lines.append(f"Undecided · {grade}")
-    steps, codes = _texts(verdict.get("next")), _codes(verdict.get("next"))
+    said = verdict_in_words(verdict)
+    none = verdict.get("status") == "none"
+    lines.append(f"No divergence · {grade}" if none else said[0].upper() + said[1:])
+    if none and (steps := _texts(verdict.get("next"))):
+        lines.append(f"Open: {steps[0]}")
     if located is not None:
         findings = located.result.get("findings")
         first = findings[0] if isinstance(findings, list) and findings else None
         where = (
             f"{first.get('module')} ({first.get('grade')})" if isinstance(first, Mapping) else "none found"
         )
-        lines.append(f"Origin of request {located.request}: {where} · press o")
-    elif steps and codes[0] == "locate" and request is not None:
-        lines.append(f"Next: locate the origin in request {request}, the one under the cursor · press o")
-    elif steps:
-        lines.append(f"Next: {steps[0]}")
+        lines.append(f"Origin of request {located.request}: {where} · press {key_of('locate')}")
+    else:
+        lines += then
     return lines
-
-
-def condition_words(name: str) -> str:
-    """A condition of the verdict in words, with its number."""
-    return {
-        "batch_invariance": "a batch-dependent operator (condition 1)",
-        "different_function": "two different computations (condition 2)",
-        "race": "a race",
-    }.get(name, name.replace("_", " "))
 
 
 def trouble(line: TroubleLine) -> list[str]:
@@ -216,6 +273,8 @@ def trouble(line: TroubleLine) -> list[str]:
     ]
 
 
+_MEASURE = ("launch", "relaunch", "run")
+"""Kinds of jobs whose failure leaves nothing to measure with, or nothing measured."""
 LAUNCH = ("starting", "importing", "loading_weights", "allocating", "capturing_graphs", "warming_up")
 """Phases of a launch in their order."""
 
@@ -247,14 +306,17 @@ def size_words(size_bytes: object) -> str:
     return size(size_bytes) if isinstance(size_bytes, int | float) and size_bytes else ""
 
 
-def _run_words(run: RunState, now: float) -> Iterable[str]:
+def _asked(run: RunState) -> str:
+    """`32 prompts × 128 new`."""
     count, new = run.prompts.get("count"), run.options.get("max_new_tokens")
-    if count:
-        yield f"{count} prompts" + (f" × {new} new" if new else "")
+    return counted(count, "prompt") + (f" × {new} new" if new else "") if count else ""
+
+
+def _run_words(run: RunState, now: float) -> Iterable[str]:
     done = sum(helper.result is not None for helper in run.helpers)
     if run.ended:
-        word = "cancelled after" if run.cancelled else "done in"
-        yield f"{done} of {len(run.helpers)} helpers {word} {elapsed(run.elapsed_s or 0)}"
+        word = "done, cancelled after" if run.cancelled else "done in"
+        yield f"{done} of {counted(len(run.helpers), 'helper')} {word} {elapsed(run.elapsed_s or 0)}"
         return
     running = next((helper for helper in run.helpers if helper.status == "running"), None)
     if running is not None:
@@ -279,15 +341,13 @@ def _arm_words(helper: HelperState, now: float, *, short: bool = False) -> str:
     return between.join(words)
 
 
-def _running(run: RunState, state: SessionState, now: float) -> list[str]:
-    if state.job is None:
-        return ["The run did not end: what it measured is kept.", "Next: run again · press r"]
+def _running(run: RunState, now: float) -> list[str]:
     running = next((helper for helper in run.helpers if helper.status == "running"), None)
     what = f"{running.helper}: {_arm_words(running, now, short=True)}" if running else "the helpers start"
     return [
         f"Measuring · {what}",
         "Each helper's table fills as soon as its arms have ended.",
-        "x cancels; what is measured is kept.",
+        f"{key_of('cancel')} cancels; what is measured is kept.",
     ]
 
 
@@ -296,15 +356,22 @@ def _server_failed(state: SessionState) -> list[str]:
     lines = ["✗ The server failed" + (f": {end.why}" if end and end.why else "")]
     if end is not None and end.last_lines:
         lines.append(f"its last words: {end.last_lines[-1]}")
-    return [*lines, "Next: look at its log · press l"]
+    return lines
 
 
-def _fresh_trouble(state: SessionState) -> TroubleLine | None:
-    """The latest error, as long as nothing was measured or located after it."""
+def fresh_trouble(state: SessionState) -> TroubleLine | None:
+    """The latest error that concerns the whole session, as long as nothing was measured or located after it.
+
+    A verdict stands whatever became of a command that looks further, such as a replay.
+    """
     if not state.troubles:
         return None
     line = state.troubles[-1]
     if line.level != "error":
+        return None
+    job = state.job or state.last_job
+    judged = state.run is not None and state.run.verdict is not None
+    if judged and job is not None and job.kind not in _MEASURE and line.at >= job.started_at:
         return None
     later = [located.at for located in state.located] + [run.started_at for run in state.runs]
     return line if line.at >= max(later, default=0.0) else None
@@ -353,13 +420,3 @@ def _texts(items: object) -> list[str]:
     if not isinstance(items, list | tuple):
         return []
     return [str(item.get("text", "")) for item in items if isinstance(item, Mapping)]
-
-
-def _codes(items: object) -> list[str]:
-    if not isinstance(items, list | tuple):
-        return []
-    return [str(item.get("code", "")) for item in items if isinstance(item, Mapping)]
-
-
-def _strings(items: object) -> list[str]:
-    return [str(item) for item in items] if isinstance(items, list | tuple) else []

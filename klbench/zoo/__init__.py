@@ -7,16 +7,20 @@ that makes prefill and decode disagree, small enough for two CPU cores.
     >>> prompts = seeded_prompts(32, 300, seed=1, vocab=plain_token_ids())
 """
 
-from klbench.zoo.architectures import KINDS, Kind
+from klbench.zoo.architectures import CONTEXT_LENGTH, KINDS, SLIDING_WINDOW, Kind, layer_kinds
 from klbench.zoo.models import make_model, zoo_root
-from klbench.zoo.prompts import prompts_sha256, seeded_prompts
+from klbench.zoo.prompts import prompt_lengths, prompts_sha256, seeded_prompts
 from klbench.zoo.tokenizer import plain_token_ids
 
 __all__ = [
+    "CONTEXT_LENGTH",
     "KINDS",
+    "SLIDING_WINDOW",
     "Kind",
+    "layer_kinds",
     "make_model",
     "plain_token_ids",
+    "prompt_lengths",
     "prompts_sha256",
     "seeded_prompts",
     "zoo_root",

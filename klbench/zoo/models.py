@@ -67,9 +67,9 @@ def _write_safetensors(model: Recipe, path: Path) -> None:
             file.write(bfloat16_bits(_draw(plan, random)).tobytes())
 
 
-def make_model(kind: Kind, root: Path) -> Path:
+def make_model(kind: Kind, root: Path, *, on_gpu: bool = False) -> Path:
     """The folder of a zoo model under `root`, made if it is not there yet."""
-    return make_from_recipe(recipe(kind), root)
+    return make_from_recipe(recipe(kind, on_gpu=on_gpu), root)
 
 
 def make_from_recipe(model: Recipe, root: Path) -> Path:

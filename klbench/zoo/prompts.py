@@ -10,6 +10,16 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
+
+
+def prompt_lengths(count: int, prompt_tokens: int, seed: int) -> npt.NDArray[np.int64]:
+    """[count] tokens of each of `seeded_prompts`, without drawing them."""
+    return _lengths(np.random.Generator(np.random.PCG64(seed)), count, prompt_tokens)
+
+
+def _lengths(random: np.random.Generator, count: int, prompt_tokens: int) -> npt.NDArray[np.int64]:
+    return np.maximum(1, (prompt_tokens * random.uniform(0.5, 1.5, size=count)).astype(np.int64))
 
 
 def seeded_prompts(count: int, prompt_tokens: int, seed: int, vocab: int | Sequence[int]) -> list[list[int]]:
@@ -22,7 +32,7 @@ def seeded_prompts(count: int, prompt_tokens: int, seed: int, vocab: int | Seque
     if count < 1 or prompt_tokens < 1 or ids.size == 0:
         raise ValueError(f"no prompts from count={count}, prompt_tokens={prompt_tokens}, {ids.size} ids")
     random = np.random.Generator(np.random.PCG64(seed))
-    lengths = np.maximum(1, (prompt_tokens * random.uniform(0.5, 1.5, size=count)).astype(np.int64))
+    lengths = _lengths(random, count, prompt_tokens)
     first = random.permutation(ids)
     prompts = []
     for index, length in enumerate(lengths):

@@ -12,7 +12,7 @@ from klbench.core.census import Damage, OperatorReplay, census_body
 from klbench.errors import ExitCode, UndecidedError
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder
-from klbench.session.link import read_state
+from klbench.session.reading import read_state
 from klbench.session.request import Options, StartRequest, Target
 from tests.session.scripted import ScriptedWork
 
@@ -123,3 +123,34 @@ def test_the_table_shows_where_each_operator_changes_and_counts_the_rest():
     assert any(line.startswith("1 not called again, for they have a state: it reads") for line in shown)
     assert not any(GOOD.module in line for line in shown)
     assert any(GOOD.module in line for line in lines(document, show_all=True))
+
+
+def test_a_narrow_terminal_gets_marks_side_by_side_and_the_end_of_long_names():
+    long = replace(
+        BAD, module=f"model.language_model.{'very.' * 12}mlp.experts.gate_up_proj", tried=(1, 2, 61)
+    )
+    document = {"session": "/s", **census_body([BAD, long, STATEFUL])}
+    assert max(map(len, lines(document))) > 80
+
+    shown = lines(document, width=80)
+
+    assert max(map(len, shown[:-1])) <= 80
+    assert shown[0] == "M: 1 2 61"
+    assert shown[1].split() == ["operator", "by", "M", "first", "M", "max", "ulps"]
+    assert [line.split()[1:] for line in shown[2:4]] == [["··≠", "61", "3"]] * 2
+    (cut,) = [line for line in shown if line.startswith("…")]
+    assert cut.split()[0].endswith("mlp.experts.gate_up_proj")
+
+
+def test_what_was_not_tried_by_an_operator_leaves_its_place_empty():
+    less = replace(BAD, module="a" * 60, tried=(1, 61), variants=((0, 1),))
+    shown = lines({"session": "/s", **census_body([less, BAD])}, width=70)
+    assert any(line.endswith("· ≠   61       3") for line in shown)
+
+
+def test_columns_of_the_environment_are_the_terminals(monkeypatch):
+    document = {"session": "/s", **census_body([replace(BAD, module="m" * 70)])}
+    monkeypatch.setenv("COLUMNS", "60")
+    assert lines(document)[0] == "M: 1 2 61"
+    monkeypatch.delenv("COLUMNS")
+    assert lines(document)[0].startswith("operator")

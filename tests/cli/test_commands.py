@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it refuses, what it imports."""
+"""The command line: what it takes and what it refuses."""
 
 import io
 import json
@@ -47,6 +47,15 @@ def test_demo_without_a_model_is_dense_and_its_prompts_are_short(request_of):
     assert not start.options.ready_to_capture
 
 
+def test_a_fault_that_needs_it_gets_another_number_of_prompts(request_of):
+    start, _ = request_of("run", "--demo", "--fault", "padding-scale")
+    assert start.options.samples == 31
+    start, _ = request_of("run", "--demo", "--fault", "padding-scale", "--samples", "12")
+    assert start.options.samples == 12
+    start, _ = request_of("run", "--demo", "--fault", "o_proj-rows")
+    assert start.options.samples == 32
+
+
 def test_a_launch_takes_long_prompts_and_sglangs_arguments_as_they_are(request_of):
     start, _ = request_of("run", "--launch", "org/model", "--", "--page-size", "16", "--json", "x", "--demo")
     assert start.target.model_path == "org/model"
@@ -59,6 +68,17 @@ def test_the_demos_server_takes_sglangs_arguments_too(request_of, command):
     for given in (["--demo"], ["--demo", "swa"]):
         start, _ = request_of(command, *given, "--", "--chunked-prefill-size", "128")
         assert start.target.arguments == ("--chunked-prefill-size", "128")
+
+
+def test_each_commands_help_says_the_number_that_it_takes_by_default(request_of, capsys):
+    for command, tokens in (("demo", 128), ("run", 512), ("locate", 512)):
+        given = ["--json", "-"] if command == "demo" else ["--demo"]
+        assert request_of(command, *given)[0].options.max_new_tokens == tokens
+        assert main([command, "--help"]) == 0
+        help_text = capsys.readouterr().out
+        assert (
+            f"[default: {tokens};" in help_text.partition("--max-new-tokens")[2].partition("--prompt-tok")[0]
+        )
 
 
 def test_the_demo_command_names_its_model_and_keeps_arguments_apart(request_of):
@@ -77,6 +97,20 @@ def test_locate_launches_ready_to_capture_and_takes_one_request(request_of):
     assert not start.options.ready_to_capture
 
 
+@pytest.mark.parametrize(
+    ("command", "eager"), [("run", False), ("locate", True), ("census", True), ("experiment", False)]
+)
+def test_who_launches_eager_may_be_told_to_and_not_to(request_of, command, eager):
+    names = ["repeats"] if command == "experiment" else []
+    for option, expected in (
+        ([], eager),
+        (["--ready-to-capture"], True),
+        (["--no-ready-to-capture"], False),
+    ):
+        start, _ = request_of(command, *names, "--demo", *option)
+        assert start.options.ready_to_capture is expected
+
+
 def test_paths_are_absolute_for_a_runner_that_lives_elsewhere(request_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     start, _ = request_of(
@@ -92,11 +126,18 @@ def test_paths_are_absolute_for_a_runner_that_lives_elsewhere(request_of, tmp_pa
     [
         (["run"], "which server?"),
         (["run", "--demo", "--url", "http://x"], "exclude each other"),
-        (["run", "--demo", "huge"], "dense, moe, swa"),
+        (["run", "--demo", "huge"], "dense, moe, swa, hybrid"),
         (["run", "--demo", "--helper", "mach"], "prefill_cache_hit"),
         (["run", "--demo", "--samples", "0"], "samples"),
         (["run", "--demo", "--fault", "nope"], "o_proj-rows"),
+        (["run", "--demo", "--fault", "o_proj-rows:layer=99"], "layers 0 to 3"),
+        (["run", "--demo", "--fault", "o_proj-rows:rows=0"], "at least 1"),
+        (["run", "--demo", "hybrid", "--fault", "conv-zeroed:layer=1"], "it fits layer 0, 3"),
+        (["run", "--demo", "--fault", "router-rows"], "it has in: moe"),
         (["run", "--demo", "--fault", "o_proj-rows:depth=3"], "depth"),
+        (["run", "--demo", "--fault", "padding-scale", "--samples", "32"], "multiple of its pad=8"),
+        (["locate", "--demo", "--fault", "restore-key", "--helper", "match"], "match makes none"),
+        (["demo", "--fault", "decode-window", "--max-new-tokens", "4"], "3 decode steps"),
         (["run", "--launch", "m", "--fault", "o_proj-rows"], "demo only"),
         (["run", "--url", "http://x", "--", "--tp", "2"], "klbench launches"),
         (["run", "--url", "http://x", "--ready-to-capture"], "klbench launches"),
@@ -248,7 +289,7 @@ def workbench(monkeypatch):
         opened.append(asked)
         return 0
 
-    monkeypatch.setattr("klbench.cli.commands.has_terminal", lambda: True)
+    monkeypatch.setattr("klbench.cli.commands.why_no_terminal", lambda: "")
     monkeypatch.setattr("klbench.cli.commands.workbench", keep)
     return opened
 
@@ -263,17 +304,22 @@ def test_in_a_terminal_the_demo_and_a_bare_klbench_open_the_workbench(workbench)
     assert demo["start"]["options"]["max_new_tokens"] == 128
 
 
-def test_a_session_without_a_runner_is_opened_read_only_and_a_live_one_is_attached_to(workbench):
+def test_a_session_is_opened_with_or_without_a_runner_so_that_it_can_be_continued_there(workbench):
     folder = recorded_session()
     assert main(["open", folder.name]) == 0
     with folder.locked():
         assert main(["open", folder.name]) == 0
         assert main(["open"]) == 0
-    assert [(asked["session"], asked["readonly"]) for asked in workbench] == [
-        (folder.path, True),
-        (folder.path, False),
-        (folder.path, False),
-    ]
+    assert [(asked["session"], asked["readonly"]) for asked in workbench] == [(folder.path, False)] * 3
+
+
+def test_without_a_terminal_open_lists_the_sessions_with_what_they_found(capsys):
+    folder = recorded_session()
+    assert main(["open"]) == 0
+    shown = capsys.readouterr().out
+    assert folder.name in shown
+    assert "match diverged" in shown
+    assert main(["open", "--json", "-"]) == ExitCode.USAGE
 
 
 def test_a_runner_on_another_host_can_only_be_watched(workbench):
@@ -282,45 +328,6 @@ def test_a_runner_on_another_host_can_only_be_watched(workbench):
     folder.lock_file.write_bytes(msgspec.json.encode(lock))
     assert main(["open", folder.name]) == 0
     assert workbench[0]["readonly"]
-
-
-HEAVY = (
-    "textual",
-    "rich",
-    "torch",
-    "sglang",
-    "transformers",
-    "httpx",
-    "numpy",
-    "msgspec",
-    "platformdirs",
-    "psutil",
-)
-
-
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"], ["run"]])
-def test_asking_for_help_imports_nothing_heavy(arguments):
-    program = (
-        "import sys\n"
-        "from klbench.cli import main\n"
-        f"main({arguments!r})\n"
-        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = told.stdout.splitlines()[-1]
-    allowed = {"msgspec"} if arguments == ["run"] else set()
-    assert set(json.loads(loaded.replace("'", '"'))) <= allowed
-
-
-@pytest.mark.parametrize("module", ["runner", "link", "state", "detached", "report", "bench"])
-def test_the_session_layer_imports_no_screen_and_no_engine_of_sglangs(module):
-    program = (
-        # httpx itself imports rich where it is installed, for a command line of its own.
-        f"import sys, klbench.session.{module}\n"
-        "print([m for m in ('textual', 'torch', 'sglang', 'transformers') if m in sys.modules])\n"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
 
 
 def test_every_command_has_help_that_names_what_it_does():
@@ -357,7 +364,7 @@ def continued(monkeypatch):
         asked.append(folder.path)
         return "run 1 goes on"
 
-    monkeypatch.setattr("klbench.cli.opening.continue_session", keep)
+    monkeypatch.setattr("klbench.session.link.continue_session", keep)
     return asked
 
 

@@ -108,13 +108,13 @@ def test_outcomes_are_printed_with_their_meaning():
             {"name": "repeats", "outcome": "same_bits", "text": "5 repeats", "meaning": "no race showed"},
             {"name": "graphs", "outcome": "not_possible", "text": "no graphs", "meaning": "nothing"},
         ],
-        "verdict": {"conditions": ["batch_invariance"], "grade": "probable"},
+        "verdict": {"status": "found", "conditions": ["batch_invariance"], "grade": "probable"},
     }
     said = "\n".join(experiment.lines(document))
     assert "no race showed" in said
     assert "nothing" not in said
     assert "2 runs of match, 1 relaunch, about 1:05" in said
-    assert "batch_invariance · probable" in said
+    assert "verdict: found: batch invariance (condition 1) · probable" in said
 
 
 def test_a_floor_is_printed_with_what_comes_first():

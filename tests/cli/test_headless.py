@@ -14,10 +14,10 @@ import pytest
 
 from klbench.cli import main
 from klbench.cli.headless import Plan, execute
-from klbench.errors import ExitCode
+from klbench.errors import ExitCode, UsageError
 from klbench.session.folder import SessionFolder
-from klbench.session.link import read_state
 from klbench.session.log import read_log
+from klbench.session.reading import read_state
 from klbench.session.request import Options, StartRequest, Target
 from tests.session.scripted import DIVERGED, FINDING, RESULT, ScriptedWork
 
@@ -247,3 +247,35 @@ def test_the_options_of_a_runner_reach_it_from_the_command_line(monkeypatch):
     assert (asked[0].options.keep_idle_s, asked[0].options.notify) == (60.0, True)
     assert main(["run", "--demo"]) == 0
     assert (asked[1].options.keep_idle_s, asked[1].options.notify) == (1800.0, False)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_command_that_was_wrong_from_the_start_leaves_no_session(tmp_path, capsys, named):
+    class Wrong(ScriptedWork):
+        async def launch(self, _job):
+            raise UsageError("no such prompt file", next="name another")
+
+    place = tmp_path / "result.json"
+    session = tmp_path / "new" if named else None
+    code = execute(START, Plan("run"), session=session, json_place=str(place), make_work=Wrong)
+    assert code == ExitCode.USAGE
+    assert json.loads(place.read_text()) == {
+        "session": None,
+        "error": {"what": "no such prompt file", "why": "", "next": "name another"},
+    }
+    assert "no such prompt file · name another" in capsys.readouterr().err
+    assert not list((tmp_path / "home" / "sessions").glob("*"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_command_that_is_wrong_in_a_session_that_was_there_takes_nothing_back(tmp_path):
+    headless(tmp_path)
+
+    class Wrong(ScriptedWork):
+        async def run(self, _job, _helpers):
+            raise UsageError("no such helper")
+
+    before = read_state(SessionFolder(tmp_path / "session"))
+    code = execute(START, Plan("run"), session=tmp_path / "session", json_place=None, make_work=Wrong)
+    assert code == ExitCode.USAGE
+    assert read_state(SessionFolder(tmp_path / "session")).runs == before.runs

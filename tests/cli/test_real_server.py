@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from klbench.session.folder import SessionFolder
-from klbench.session.link import read_state
+from klbench.session.reading import read_state
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 

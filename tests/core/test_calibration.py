@@ -30,14 +30,16 @@ def test_a_path_that_measures_zero_and_repeats_allows_sglangs_gate() -> None:
     assert proposal.first == ""
 
 
-@pytest.mark.parametrize("arm", ["decode_nats", "prefill_nats"])
-def test_an_arm_that_does_not_repeat_is_named(arm: str) -> None:
+@pytest.mark.parametrize(
+    ("arm", "named"), [("decode_nats", "the generation arm"), ("prefill_nats", "the scoring arm")]
+)
+def test_an_arm_that_does_not_repeat_is_named(arm: str, named: str) -> None:
     floor = noise_floor([CLEAN, CLEAN, changed(arm, 0.25)])
     moved = getattr(floor, arm.split("_")[0])
     assert (moved.differing, moved.max_abs_nats) == (1, 0.25)
     assert moved.k3_nats > 0
     proposal = propose([0.0, 0.0, 1e-4], floor, SERVER)
-    assert proposal.first.startswith(arm.split("_")[0])
+    assert proposal.first.startswith(f"{named} gives other bits")
     assert proposal.threshold_nats == 1e-4
     assert proposal.false_alarm_rate == 0.25
 

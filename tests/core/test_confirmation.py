@@ -11,6 +11,8 @@ from klbench.core.confirmation import (
     confirmed,
     may_be_confirmed,
     same_origin,
+    wants_equal_m,
+    wants_row_counts,
     with_replay,
 )
 from klbench.core.findings import Evidence, Finding
@@ -105,6 +107,37 @@ def test_an_operator_that_is_invariant_alone_is_not_confirmed():
     assert "replay_invariant" in {fact.code for fact in finding.evidence}
 
 
+def with_fact(finding, code, **values):
+    return replace(finding, evidence=(*finding.evidence, Evidence(code, f"{code}.", values)))
+
+
+def test_an_operator_that_is_invariant_alone_is_confirmed_where_one_row_differs_in_both_arms():
+    invariant = with_replay(FINDING, INVARIANT)
+    assert wants_equal_m(invariant)
+    assert not wants_equal_m(FINDING)
+    otherwise = with_fact(invariant, "equal_m", outcome="differs", stateful=False)
+    finding = confirmed(otherwise, PROVED, INVARIANT)
+    assert finding.grade == "confirmed"
+    assert "it shows with one row in both forwards, too" in finding.evidence[-1].text
+    same = with_fact(invariant, "equal_m", outcome="same_bits", stateful=False)
+    assert missing(confirmed(same, PROVED, INVARIANT)) == ["replay"]
+
+
+def test_other_row_counts_are_asked_for_where_there_is_nothing_to_call_again():
+    gap = replace(FINDING, kinds=("gap",), module="model.norm -> lm_head")
+    attention = with_fact(replace(FINDING, module="model.layers.1.self_attn.attn"), "state_equal")
+    assert wants_row_counts(gap)
+    assert wants_row_counts(attention)
+    assert wants_row_counts(with_fact(attention, "attention_reference", verdict="unknown"))
+    assert not wants_row_counts(with_fact(attention, "attention_reference", verdict="rounding"))
+    assert not wants_row_counts(FINDING)
+    assert not wants_row_counts(replace(gap, latent=True))
+    assert not wants_row_counts(replace(gap, kinds=("gap", "not_observed")))
+    changes = with_fact(gap, "row_counts", outcome="changes")
+    text = confirmed(changes, replace(PROVED, repeat=(gap,)), None).evidence[-1].text
+    assert "forwards that differ in their row count alone show it too" in text
+
+
 def test_a_change_at_row_counts_that_no_arm_had_explains_nothing():
     between = replace(REPLAY, variants=((0, 1, 0, 1, 1, 1, 0),))
     assert arms_differ(FINDING, between) is False
@@ -153,3 +186,15 @@ def test_the_same_origin_is_the_same_point():
     assert same_origin(FINDING, replace(FINDING, evidence=(), ulp_max=3, grade="unknown", count=9))
     for change in ({"kinds": ("gap",)}, {"module": "x"}, {"arm": "warming"}, {"rank": 1}, {"call": 1}):
         assert not same_origin(FINDING, replace(FINDING, **change))
+
+
+def test_the_logprob_is_two_functions_so_one_that_repeats_itself_is_no_doubt():
+    logprob = replace(FINDING, kinds=("head",), module="logprob")
+    assert judged(logprob, replace(PROVED, repeat=(logprob,)), INVARIANT).grade == "confirmed"
+
+
+def test_the_rows_of_a_forward_are_not_those_of_its_head():
+    head = replace(FINDING, kinds=("head",), module="lm_head")
+    # Both row counts of the forwards lie where the operator changes; its own were other ones.
+    both_large = replace(head, evidence=(Evidence("origin", "", {"batch_rows": [64, 900]}),))
+    assert judged(both_large, replace(PROVED, repeat=(both_large,))).grade == "confirmed"

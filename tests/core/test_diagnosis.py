@@ -153,6 +153,28 @@ def test_a_window_that_no_request_crosses_is_said_with_lengths_that_would() -> N
     assert crossed["next"] == []
 
 
+def test_graphs_are_the_next_question_only_where_nothing_diverged() -> None:
+    eager = DETERMINISTIC | {"cuda_graphs": False, "device": "cuda"}
+    clean = verdict_on(*run(CLEAN, CLEAN, CLEAN), server=eager)
+    assert "no_graphs" in codes(clean["evidence"])
+    assert "no_graphs" in codes(clean["next"])
+    dirty = verdict_on(*run([2] * REQUESTS, CLEAN, CLEAN), server=eager)
+    assert "no_graphs" in codes(dirty["evidence"])
+    assert "no_graphs" not in codes(dirty["next"])
+
+
+@pytest.mark.parametrize("outcome", ["same_bits", "moved", "no_effect", "not_comparable", "not_possible"])
+def test_graphs_that_an_experiment_switched_on_are_no_open_question(outcome: str) -> None:
+    eager = DETERMINISTIC | {"cuda_graphs": False, "device": "cuda"}
+    columns = run(CLEAN, CLEAN, CLEAN)
+    results = {part.helper: helper_result(part) for part in columns}
+    made = [{"name": "graphs", "outcome": outcome, "text": "tried"}, {"name": "overlap", "outcome": "moved"}]
+    verdict = diagnose(results, {part.helper: part for part in columns}, eager, experiments=made)
+    said = next(item for item in verdict["evidence"] if item["code"] == "no_graphs")
+    assert said["values"]["experiment"] is (outcome in ("same_bits", "moved"))
+    assert ("no_graphs" in codes(verdict["next"])) is not said["values"]["experiment"]
+
+
 def test_the_first_divergent_helper_and_request_are_chosen_in_the_helpers_order() -> None:
     columns = run(CLEAN, [None, None, 3, *[1] * 5], [1] * REQUESTS)
     results = {part.helper: helper_result(part) for part in columns}

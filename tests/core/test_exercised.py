@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from klbench.core.exercised import Exercised, what_was_exercised, what_will_be_exercised
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -61,6 +63,26 @@ def test_checkpoints_are_passed_only_past_their_interval() -> None:
     assert "checkpoint_crossed" in by_code(what_will_be_exercised([60, 10], server, max_new_tokens=8))
     missed = by_code(what_will_be_exercised([65, 10], server, max_new_tokens=8))
     assert missed["checkpoint_not_crossed"].advice == "generate more: --max-new-tokens 64"
+
+
+@pytest.mark.parametrize(
+    ("graphs", "device", "said"),
+    [
+        (False, "cuda", True),
+        (True, "cuda", False),
+        (None, "cuda", False),  # the server does not say
+        (False, "cpu", False),  # there are none
+        (False, None, False),
+    ],
+)
+def test_graphs_that_are_off_are_not_exercised(graphs: bool | None, device: str | None, said: bool) -> None:
+    server = {**SERVER, "cuda_graphs": graphs, "device": device}
+    before = by_code(what_will_be_exercised([40, 60], server, max_new_tokens=8))
+    after = by_code(what_was_exercised({"match": made_run("match", [None] * 2)}, server))
+    assert ("no_graphs" in before) == ("no_graphs" in after) == said
+    if said:
+        assert after["no_graphs"].text.endswith("in their replay was not tested")
+        assert "--no-ready-to-capture" in (after["no_graphs"].advice or "")
 
 
 def test_nothing_compared_exercises_nothing() -> None:

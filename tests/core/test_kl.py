@@ -153,7 +153,7 @@ def test_hits_inside_match_are_said() -> None:
 def test_requests_that_end_early_are_said() -> None:
     same = [[-1.0, -1.0], [-1.0]]
     result = helper_result(make_columns(prompt_len=[3, 3], decode=same, prefill=same), max_new_tokens=2)
-    assert "1 requests ended before 2 tokens, first request 1 with 1" in result["reason"]
+    assert "1 request ended before 2 tokens, first request 1 with 1" in result["reason"]
 
 
 def test_what_was_not_measured_has_a_reason_and_no_zeros() -> None:

@@ -70,7 +70,7 @@ def test_a_fault_in_decode_is_found_in_its_operator_at_its_first_row(leaf: str, 
     if observes_state or leaf != "attn":
         assert finding.kinds == ("operator",)
     else:
-        assert set(finding.kinds) == {"operator", "state_restore", "state_write"}
+        assert set(finding.kinds) == {"operator", "state_restore", "state_write", "not_observed"}
 
 
 @pytest.mark.parametrize("wrong_arm", [Arm.GENERATION, Arm.SCORING])
@@ -157,7 +157,7 @@ def test_a_wrong_key_in_a_restored_prefix_is_likeliest_a_restore_where_state_is_
     found = located(Model(3, plants=(plant,)), run_prefill_cache_hit)
 
     assert said(found) == [("model.layers.1.attn", PROMPT - 1, TOTAL - PROMPT)]
-    assert found.findings[0].kinds == ("state_restore", "operator", "state_write")
+    assert found.findings[0].kinds == ("state_restore", "operator", "state_write", "not_observed")
     assert "first_read_after_restore" in [e.code for e in found.findings[0].evidence]
 
 
@@ -179,7 +179,7 @@ def test_a_cold_prefill_excludes_a_restore() -> None:
 
     (finding,) = located(Model(2, plants=(plant,))).findings
 
-    assert finding.kinds == ("operator", "state_write")
+    assert finding.kinds == ("operator", "state_write", "not_observed")
     assert "no_earlier_state" in [e.code for e in finding.evidence]
 
 
@@ -222,8 +222,9 @@ def test_an_equal_hidden_row_with_another_logprob_is_the_head() -> None:
     found = localise(trace, [align(trace, 0)], np.array([10, 12]))
 
     (finding,) = found.findings
-    assert (finding.kinds, finding.module) == (("head",), "logits_processor")
+    assert (finding.kinds, finding.module) == (("head", "not_observed"), "logits_processor")
     assert (finding.first_position, finding.count, finding.latent) == (9, 2, False)
+    assert finding.grade == "probable"
     assert "head_not_observed" in [e.code for e in finding.evidence]
     assert found.map is not None
     assert found.map.layers[-1] == "head"

@@ -112,6 +112,20 @@ def test_a_divergence_that_goes_away_and_one_that_moves() -> None:
     assert (moved.outcome, moved.values["divergent_after"]) == ("moved", 2)
 
 
+def test_a_divergence_that_only_the_change_brings_is_told_without_one_before() -> None:
+    outcome = read_toggle(
+        "graphs",
+        made_run("match", [None] * 4),
+        made_run("match", [None, 3, 9, None]),
+        setting="CUDA graphs on",
+        asked={"cuda_graphs": True},
+        in_force={"cuda_graphs": True},
+        composed_equally=True,
+    )
+    assert outcome.outcome == "moved"
+    assert outcome.text == "with CUDA graphs on 2 requests diverge, otherwise none"
+
+
 def test_other_bits_in_other_batches_decide_nothing() -> None:
     changed = with_other_bits(BASE, 32 + 20)
     assert toggle(changed, {"page_size": 16}, equally=False).outcome == "not_comparable"

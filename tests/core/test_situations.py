@@ -1,98 +1,27 @@
 """A table of situations: what the verdict must say, how sure it may be, and what it must propose next.
 
-Each row is one thing that people met (or its twin that looks alike), made to its signature.
+Each row is one thing that people met (or its twin that looks alike), made to its signature; those in which
+something was tried or located are in situations_settled.py.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from klbench.core.columns import HelperColumns
-from klbench.core.diagnosis import diagnose
-
 sys.path.insert(0, str(Path(__file__).parent))
-from situations import (
-    REQUESTS,
-    SERVER,
-    Run,
-    both,
-    clean,
-    from_offset,
-    from_position,
-    lengths,
-    noise,
-    on_hits,
-    results_of,
-    where,
-)
+from situation import GROSS, ONE, RUN, SMALL, TWO, Situation
+from situations import REQUESTS, Run, both, clean, from_offset, from_position, lengths, noise, on_hits, where
+from situations_settled import RESIDUE_3, SETTLED
 
-ONE, TWO, RACE = "batch_invariance", "different_function", "race"
+from klbench.core.experiments import CATALOGUE
 
-
-@dataclass
-class Situation:
-    """`leads`: code of the first hypothesis; `next`: codes among the next steps, in this order."""
-
-    name: str
-    columns: Sequence[HelperColumns]
-    status: str
-    conditions: set[str]
-    grade: str
-    leads: str | None = None
-    next: Sequence[str] = ()
-    server: dict[str, Any] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    findings: Sequence[dict[str, Any]] = ()
-    experiments: Sequence[dict[str, Any]] = ()
-    says: Sequence[str] = ()
-    """Codes that must be among the evidence."""
-
-    def verdict(self) -> dict[str, Any]:
-        return diagnose(
-            results_of(self.columns, **self.missing),
-            {part.helper: part for part in self.columns},
-            {**SERVER, **self.server},
-            findings=self.findings,
-            experiments=self.experiments,
-        )
-
-
-def finding(kind: str, module: str, grade: str = "confirmed", *more: str, **fields: Any) -> dict[str, Any]:
-    kinds = [kind, *more]
-    return {
-        "kind": kind,
-        "kinds": kinds,
-        "module": module,
-        "grade": grade,
-        "latent": False,
-        "evidence": [],
-        **fields,
-    }
-
-
-def outcome(name: str, result: str) -> dict[str, Any]:
-    return {"name": name, "outcome": result, "text": f"{name}: {result}", "values": {}}
-
-
-def ulps(structured: bool, pattern: str) -> list[dict[str, Any]]:
-    return [
-        {"code": "ulps", "text": "", "values": {"structured": structured, "pattern": pattern, "max_ulps": 3}}
-    ]
-
-
-ULPS_IN_BLOCKS, FEW_ULPS = ulps(True, "block"), ulps(False, "scattered")
-SMALL, GROSS = noise(1e-3), from_offset(0, 0.3)
-RUN = Run()
-RESIDUE_3 = where(lambda r: r.hit and r.cached % 8 == 3, from_offset(0, 0.02))
 BACK_TO_BACK = Run(page=16, extend_rows=lambda index: 1 + (index * 37) % 90)
 
-SITUATIONS = [
+OF_RUNS = [
     # The helper matrix: what was and was not compared.
     Situation("all clean", RUN.three(), "none", set(), "probable", says=["all_equal", "few_samples"]),
     Situation(
@@ -315,89 +244,9 @@ SITUATIONS = [
         RUN.three(where(lambda r: r.index in (4, 19), lambda r: from_offset(7 + r.index, 0.3)(r)), clean),
         "found", {ONE, TWO}, "unknown", None, ["locate", "repeats"],
     ),
-    Situation(
-        "a race that repeats have shown",
-        RUN.three(where(lambda r: r.index in (4, 19), lambda r: from_offset(7 + r.index, 0.3)(r)), clean),
-        "found", {RACE}, "confirmed", "race", ["locate"], experiments=[outcome("repeats", "differs")],
-    ),
-    # Experiments and findings.
-    Situation(
-        "hits only, the wide restore still differs, cold requests went in chunks",
-        RUN.three(clean, GROSS), "found", {TWO}, "confirmed", "wrong_restore", ["locate"],
-        server={"chunked_prefill_size": 128}, experiments=[outcome("wide_restore", "differs")],
-    ),
-    Situation(
-        "hits only, the wide restore still differs, but no cold request went in chunks",
-        RUN.three(clean, GROSS), "found", {TWO}, "probable", "wrong_restore", ["locate", "cold_chunks"],
-        experiments=[outcome("wide_restore", "differs")],
-    ),
-    Situation(
-        "hits only, and clean when the extend is wide",
-        RUN.three(clean, noise(1e-3, first=0)), "found", {ONE}, "probable", "few_row_extend", ["locate"],
-        experiments=[outcome("wide_restore", "vanished")],
-    ),
-    Situation(
-        "gross everywhere, equal rows still differ",
-        RUN.three(GROSS), "found", {TWO}, "confirmed", "window_slip", ["locate"],
-        experiments=[outcome("equal_m", "differs")],
-    ),
-    Situation(
-        "everywhere from decode on, equal rows agree: arithmetic, but never more than probable",
-        RUN.three(noise(0.3)), "found", {ONE}, "probable", "row_count", ["locate"],
-        experiments=[outcome("equal_m", "same_bits")],
-    ),
-    Situation(
-        "every token by much, equal rows agree: scores may be defined otherwise",
-        RUN.three(GROSS), "found", {ONE, TWO}, "unknown", "definition", ["locate"],
-        experiments=[outcome("equal_m", "same_bits")],
-    ),
-    Situation(
-        "hits only: an arm that is made of hits decides nothing",
-        RUN.three(clean, noise(1e-3, first=0)), "found", {TWO}, "probable", "wrong_restore",
-        ["locate", "wide_restore"], experiments=[outcome("equal_m", "differs")],
-    ),
-    Situation(
-        "a flag that changed nothing concludes nothing",
-        RUN.three(SMALL), "found", {ONE}, "probable", "row_count", ["locate", "census"],
-        experiments=[outcome("overlap", "no_effect")],
-    ),
-    Situation(
-        "located in a projection, confirmed",
-        RUN.three(SMALL), "found", {ONE}, "confirmed", "row_count", [],
-        findings=[finding("operator", "model.layers.1.self_attn.o_proj")],
-    ),
-    Situation(
-        "located in a restored state, confirmed",
-        RUN.three(clean, RESIDUE_3), "found", {TWO}, "confirmed", "wrong_restore", [],
-        findings=[finding("state_restore", "model.layers.1.self_attn.attn")],
-    ),
-    Situation(
-        "located in attention with both kinds left: no more than before",
-        RUN.three(GROSS), "found", {ONE, TWO}, "unknown", None, ["equal_m"],
-        findings=[finding("operator", "model.layers.1.self_attn.attn", "probable", "state_write")],
-    ),
-    Situation(
-        "located in attention, gross and in blocks: another function, but no proof of it",
-        RUN.three(GROSS), "found", {TWO}, "probable", None, [],
-        findings=[finding("operator", "model.layers.1.self_attn.attn", evidence=ULPS_IN_BLOCKS)],
-    ),
-    Situation(
-        "located in attention, a few ulps: arithmetic, but no proof of it",
-        RUN.three(SMALL), "found", {ONE}, "probable", "row_count", [],
-        findings=[finding("operator", "model.layers.1.self_attn.attn", evidence=FEW_ULPS)],
-    ),
-    Situation(
-        "located in a projection whose replay changes with the rows",
-        RUN.three(GROSS), "found", {ONE}, "confirmed", "row_count", [],
-        findings=[finding("operator", "model.layers.1.something", replay_M=64)],
-    ),
-    Situation(
-        "two confirmed origins of different conditions",
-        RUN.three(SMALL, both(SMALL, from_offset(0, 0.4))), "found", {ONE, TWO}, "confirmed", None, [],
-        findings=[finding("operator", "model.layers.0.mlp.down_proj"),
-                  finding("state_restore", "model.layers.1.self_attn.attn")],
-    ),
 ]  # fmt: skip
+
+SITUATIONS = [*OF_RUNS, *SETTLED]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
@@ -417,10 +266,23 @@ def test_the_verdict_on(situation: Situation) -> None:
     assert set(situation.says) <= codes, codes
 
 
+CONFIRMED = [s for s in SITUATIONS if s.grade == "confirmed"]
+
+
+@pytest.mark.parametrize("situation", CONFIRMED, ids=lambda s: s.name)
+def test_what_is_confirmed_asks_for_no_experiment_but_of_another_condition(situation: Situation) -> None:
+    verdict = situation.verdict()
+    others = {
+        hypothesis["next"]["code"]
+        for hypothesis in verdict["hypotheses"]
+        if hypothesis["grade"] == "probable" and not situation.conditions.issuperset(hypothesis["conditions"])
+    }
+    assert {step["code"] for step in verdict["next"]} & CATALOGUE.keys() <= others
+
+
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
 def test_a_run_alone_confirms_nothing(situation: Situation) -> None:
-    situation.findings, situation.experiments = (), ()
-    verdict = situation.verdict()
+    verdict = replace(situation, findings=(), experiments=()).verdict()
     assert verdict["grade"] != "confirmed"
     assert all(hypothesis["grade"] != "confirmed" for hypothesis in verdict["hypotheses"])
 

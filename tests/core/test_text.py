@@ -35,12 +35,53 @@ def test_fitted_text_takes_exactly_the_asked_cells(raw, width, right):
     assert text.cell_width(text.fit(text.visible(raw), width, right=right)) == width
 
 
+@given(ANY, st.integers(0, 40))
+def test_text_that_ends_with_a_whole_word_takes_exactly_the_asked_cells(raw, width):
+    assert text.cell_width(text.fit_words(text.visible(raw), width)) == width
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=2, max_size=12), st.integers(24, 40))
+def test_a_sentence_is_cut_behind_a_whole_word(words, width):
+    whole = " ".join(words)
+    shown = text.fit_words(whole, width).rstrip()
+    if len(whole) <= width:
+        assert shown == whole
+    else:
+        kept = shown.removesuffix(" …").split(" ")
+        assert shown.endswith(" …")
+        assert kept == words[: len(kept)]
+        assert len(" ".join(words[: len(kept) + 1])) + 2 > width  # no further word had room
+
+
+def test_a_word_that_is_longer_than_its_cell_is_cut():
+    assert text.fit_words("self_attn.qkv_proj differs", 8) == "self_at…"
+
+
 @given(ANY, st.integers(8, 60))
 def test_wrapped_lines_fit_and_lose_no_word(raw, width):
     shown = text.visible(raw)
     lines = text.wrap(shown, width, indent="  ")
     assert all(text.cell_width(line) <= width for line in lines)
     assert "".join("".join(lines).split()) == "".join(shown.split())
+
+
+def test_a_path_that_is_longer_than_a_line_breaks_behind_a_slash():
+    lines = text.wrap("written: /home/me/sessions/20261130-demo/reports/report-1.html", 30, indent="  ")
+    assert lines == ["written: /home/me/sessions/", "  20261130-demo/reports/", "  report-1.html"]
+
+
+@pytest.mark.parametrize(
+    ("width", "more", "shown"),
+    [
+        (40, "", "0 of 128 differ · divergent first"),
+        (32, "", "0 of 128 differ"),
+        (32, " · …", "0 of 128 differ · …"),
+        (18, " · …", "0 of 128 differ"),
+        (9, "", "0 of 128…"),
+    ],
+)
+def test_a_title_shortens_by_whole_parts_and_only_the_first_is_cut(width, more, shown):
+    assert text.shortened("0 of 128 differ · divergent first", width, more=more) == shown
 
 
 def test_every_single_code_point_is_safe_and_of_certain_width():
@@ -113,3 +154,9 @@ def test_a_magnitude_has_two_digits():
 def test_times_and_sizes_read_as_people_write_them():
     assert [text.elapsed(s) for s in (0, 17.9, 61, 3723)] == ["0:00", "0:17", "1:01", "1:02:03"]
     assert [text.size(b) for b in (0, 999, 2_900_000, 5e15)] == ["0 B", "999 B", "2.9 MB", "5000.0 TB"]
+
+
+def test_one_of_a_thing_is_not_many():
+    assert [text.counted(n, "request") for n in (0, 1, 2)] == ["0 requests", "1 request", "2 requests"]
+    assert text.counted(1, "token differs", "tokens differ") == "1 token differs"
+    assert text.counted(3, "token differs", "tokens differ") == "3 tokens differ"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klbench.core.ulps import compare_rows
+from klbench.core.ulps import compare_rows, elements_of
 
 
 def raw(values: np.ndarray) -> np.ndarray:
@@ -118,3 +118,15 @@ def test_rows_that_cannot_be_compared_are_none() -> None:
     assert compare_rows("float32", row, row) is None
     assert compare_rows("complex64", row, row) is None
     assert compare_rows("uint8", row, row[:5]) is None
+
+
+def test_elements_are_the_values_that_the_bits_stand_for() -> None:
+    a = np.array([1.0, -2.5, np.nan, 0.0], dtype=np.float32)
+    b = np.array([1.0, -2.5000002, 3.0, -0.0], dtype=np.float32)
+    found = elements_of("float32", a.view(np.uint8), b.view(np.uint8))
+    assert found is not None
+    assert np.array_equal(found.a, a.astype(np.float64), equal_nan=True)
+    assert np.array_equal(found.b, b.astype(np.float64))
+    assert found.differs.tolist() == [False, True, True, True]
+    assert found.number.tolist() == [True, True, False, True]
+    assert found.ulps.tolist() == [0, 1, 0, 0]

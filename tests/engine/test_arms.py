@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from klbench.engine import progress
 from klbench.engine.answers import Generated, Logprobs
-from klbench.engine.arms import ArmOptions, run_arms
-from klbench.engine.progress import TokenCounter
-from klbench.errors import UndecidedError
+from klbench.engine.arms import ArmOptions, Widen, _Silent, run_arms
+from klbench.engine.client import Load
+from klbench.engine.progress import TokenCounter, from_load
+from klbench.errors import DeadlineError, UndecidedError
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
 COMMA = 44
@@ -81,6 +84,80 @@ async def test_match_flushes_generates_flushes_and_scores() -> None:
     assert columns.start.tolist() == [0, 2, 4]
     assert np.array_equal(columns.decode_nats, columns.prefill_nats)
     assert columns.decode_nats.dtype == np.float32
+
+
+async def test_without_flushing_the_arms_are_the_same() -> None:
+    server = FakeServer(cached=(0, 1))
+    columns = await run(server, "match", options=ArmOptions(flush=False))
+    assert [call[0] for call in server.calls] == ["generation", "scoring"]
+    assert columns.cached_generation.tolist() == [0, 1]
+
+
+async def test_the_vocabularys_last_id_is_reported_as_0_and_counts_as_itself() -> None:
+    """sglang names ids from there on 0 beside their scores, in a prompt as in the output."""
+
+    def mend(arm: str, answer: Generated) -> Generated:
+        if arm != "scoring" or answer.input_logprobs is None:
+            return answer
+        seen = answer.input_logprobs.token_id.copy()
+        seen[seen >= 101] = 0
+        return replace(answer, input_logprobs=replace(answer.input_logprobs, token_id=seen))
+
+    columns = await run(FakeServer(mend=mend), "match", options=ArmOptions(vocab_size=102))
+    assert columns.token_id.tolist() == [100, 101, 100, 101]
+    with pytest.raises(UndecidedError, match="do not belong"):
+        await run(FakeServer(mend=mend), "match", options=ArmOptions(vocab_size=200))
+
+
+async def test_requests_that_were_retracted_are_named() -> None:
+    retracted: list[int] = []
+
+    def mend(arm: str, answer: Generated) -> Generated:
+        again = arm == "generation" and answer.rid.endswith("-1")
+        return replace(answer, retractions=2) if again else answer
+
+    await run(FakeServer(mend=mend), "match", options=ArmOptions(retracted=retracted.append))
+    assert retracted == [1]
+
+
+async def test_the_load_is_told_to_whom_it_concerns() -> None:
+    class Busy:
+        async def load(self) -> Load:
+            return Load(running=3, queued=2, used_tokens=70)
+
+    heard: list[Load] = []
+    assert await from_load(Busy(), heard.append)() == 70  # type: ignore[arg-type]
+    assert heard == [Load(3, 2, 70)]
+
+
+async def test_a_server_that_works_on_nothing_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(progress, "_STALLED_S", 0.01)
+    monkeypatch.setattr(progress, "_GIVE_UP_S", 0.1)
+    ended: list[str] = []
+    stalled: list[str] = []
+
+    class Wedged(FakeServer):
+        async def generate(self, *_: Any, **how: Any) -> list[Generated]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(how["rids"][0])
+            raise AssertionError
+
+    class Stalled(_Silent):
+        def arm_stalled(self, arm: str, silent_s: float) -> None:
+            assert silent_s >= 0.01
+            stalled.append(arm)
+
+    async def none_done() -> int:
+        return 0
+
+    with pytest.raises(DeadlineError, match="no progress in the generation arm"):
+        await run(Wedged(), "match", observe=Stalled(), options=ArmOptions(tokens_done=lambda: none_done))
+    assert len(ended) == 1
+    assert 1 <= len(stalled) <= 10
+    assert set(stalled) == {"generation"}
 
 
 async def test_prefill_cache_hit_warms_the_cache_and_drops_what_missed_it() -> None:
@@ -200,6 +277,8 @@ async def test_the_observer_hears_each_arm_begin_and_end() -> None:
         def arm_progress(self, arm: str, done: int, total: int, *_: Any) -> None:
             heard.append(("progress", arm, done, total))
 
+        def arm_stalled(self, *_: object) -> None: ...
+
         def arm_ended(self, arm: str, elapsed_s: float) -> None:
             heard.append(("ended", arm, elapsed_s >= 0))
 
@@ -224,3 +303,18 @@ def test_progress_is_counted_from_the_servers_batch_lines() -> None:
     ):
         counter.feed(line)
     assert counter.tokens == 100 + 28 + 5 + 3 * 40
+
+
+@pytest.mark.parametrize("kept", range(1, 5))
+def test_a_widened_prompt_keeps_its_prefix_and_nothing_more(kept: int) -> None:
+    prompt = [7, 7, 3, 7, 9]
+    wider = Widen([0, kept], 12).wider(prompt, 1)
+    assert wider[:kept] == prompt[:kept]
+    assert len(wider) == kept + 12
+    assert wider[kept] != prompt[kept]
+    assert set(wider) <= set(prompt)
+
+
+def test_a_prompt_of_one_token_cannot_be_widened() -> None:
+    with pytest.raises(UndecidedError, match="request 0 cannot be widened"):
+        Widen([3], 4).wider([5, 5, 5, 5], 0)

@@ -1,7 +1,5 @@
 """A server that was started with our exports is found again by its port, and no other is taken for it."""
 
-import asyncio
-import contextlib
 import json
 import os
 import socket
@@ -10,7 +8,9 @@ import sys
 
 import pytest
 
+from klbench.engine import attached
 from klbench.engine.attached import find_control
+from klbench.engine.path_map import read_path_map
 from klbench.errors import ServerError
 
 
@@ -57,9 +57,10 @@ async def test_a_child_of_the_listener_belongs_to_it(root, listening, child):
     assert (await find_control(root, listening, 1)).nonce == "bbbb"
 
 
-async def test_a_server_without_our_plugin_is_not_taken_for_another_ones(root, listening):
+async def test_a_server_without_our_plugin_is_not_taken_for_another_ones(root, listening, monkeypatch):
+    monkeypatch.setattr(attached, "_WRITTEN_LIMIT_S", 0.05)
     presence(root, "aaaa", 1)
-    assert await find_control(root, listening, 1) is None
+    assert await find_control(root, listening, 1, ask=silent) is None
 
 
 async def test_a_rank_without_the_plugin_is_an_error_and_not_a_guess(root, listening):
@@ -77,25 +78,45 @@ async def test_no_folder_at_all_is_no_error(tmp_path, listening):
     assert await find_control(tmp_path / "none", listening, 1) is None
 
 
-async def answer(folder, nonce):
-    """The server's side of the control file, once."""
-    control = folder / "capture-control.json"
-    while not control.exists():  # noqa: ASYNC110 - another process' doing in real life
-        await asyncio.sleep(0)
-    asked = json.loads(control.read_text())
-    reply = {"seq": asked["seq"], "nonce": nonce, "ok": True, "error": None}
-    (folder / "capture-ack-0.json").write_text(json.dumps(reply))
+def writes(folder):
+    """The server's side: its plugin writes down the requests of its own nonce."""
+
+    async def ask(rids):
+        own = [rid for rid in rids if rid.startswith(f"klb-{folder.name}-")]
+        line = {"n": 1, "mode": "extend", "rows": 1, "requests": [[rid, 0, 1, 0, 1, "extend"] for rid in own]}
+        (folder / "forwards-0.jsonl").write_text(json.dumps(line) + "\n")
+
+    return ask
 
 
-async def test_of_servers_elsewhere_the_only_one_that_answers_is_taken_and_said(root):
+async def silent(_rids):
+    """A server without our plugin answers, and nothing is written."""
+
+
+async def test_where_processes_cannot_be_seen_the_plugin_that_writes_the_nonce_down_is_the_servers(root):
     presence(root, "dead", 1)
     living = presence(root, "bbbb", 2)
-    answering = asyncio.create_task(answer(living, "bbbb"))
-    try:
-        found = await find_control(root, "http://192.0.2.7:30000", 1)
-    finally:
-        answering.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await answering
+    found = await find_control(root, "http://192.0.2.7:30000", 1, ask=writes(living))
+    assert (found.control_dir, found.nonce) == (living, "bbbb")
+    assert "was found there" in found.note
+
+
+async def test_a_port_that_another_process_forwards_is_no_obstacle(root, listening):
+    living = presence(root, "bbbb", 1)
+    assert (await find_control(root, listening, 1, ask=writes(living))).control_dir == living
+
+
+async def test_a_server_that_writes_nothing_down_has_none_of_our_folders(root, monkeypatch):
+    monkeypatch.setattr(attached, "_WRITTEN_LIMIT_S", 0.05)
+    presence(root, "dead", 1)
+    assert await find_control(root, "http://192.0.2.7:30000", 1, ask=silent) is None
+
+
+@pytest.mark.parametrize("mapped", ["seen", "seen/attach", "seen/attach/bbbb"])
+async def test_a_mapped_folder_is_looked_into_wherever_in_it_the_user_points(root, tmp_path, mapped):
+    (tmp_path / "seen" / "attach").mkdir(parents=True)
+    living = presence(tmp_path / "seen" / "attach", "bbbb", 2)
+    living.chmod(0o755)
+    paths = read_path_map([f"/of/the/server={tmp_path / mapped}"])
+    found = await find_control(root, "http://192.0.2.7:30000", 1, ask=writes(living), paths=paths)
     assert found.control_dir == living
-    assert "the only one" in found.note

@@ -1,14 +1,18 @@
 """The control file and its acknowledgement, with a stand-in for the server's side."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from klbench.engine import control_file
 from klbench.engine.capture_control import CaptureControl, RequestIds
+from klbench.engine.control_file import ControlFile, Wording
 from klbench.errors import UndecidedError
 from klbench.insitu.rids import parse_rid
 
@@ -115,3 +119,27 @@ def test_each_pass_has_ids_of_its_own_and_arms_only_what_was_chosen() -> None:
     other = parse_rid(second("scoring", 4), NONCE)
     assert other is not None
     assert not other.armed
+
+
+@pytest.mark.parametrize(("last_word", "answered"), [({}, True), ({"working": 4}, False)])
+async def test_a_rank_that_says_that_it_works_is_waited_for_and_a_silent_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_word: dict[str, Any], answered: bool
+) -> None:
+    """Each look at the clock takes 50 ms of the limit of 200; what is heard anew gives all of it again."""
+    words = itertools.chain(({"working": count} for count in range(1, 5)), itertools.repeat(last_word))
+
+    def heard(_: Path) -> dict[str, Any]:
+        asked = json.loads((tmp_path / "capture-control.json").read_text())
+        return {"seq": asked["seq"], "nonce": NONCE, "ok": True} | next(words)
+
+    ticks = itertools.count()
+    monkeypatch.setattr(control_file, "read_small_json", heard)
+    monkeypatch.setattr(control_file, "_POLL_S", 0)
+    monkeypatch.setattr(control_file, "time", SimpleNamespace(monotonic=lambda: 0.05 * next(ticks)))
+    wording = Wording(about="captures", refused="refused", silent_next="wait", limit_s=0.2)
+    control = ControlFile(tmp_path, NONCE, [0], "capture", wording)
+    if answered:
+        assert (await control.ask(None))[0]["ok"] is True
+    else:
+        with pytest.raises(UndecidedError, match="does not answer"):
+            await control.ask(None)

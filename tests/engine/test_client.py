@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,7 +40,8 @@ class Scripted:
                 path = self.path.partition("?")[0]
                 if script.hold is not None and path == "/generate":
                     script.hold.wait(30)
-                status, content = script.answers.get(path, (404, b"no such route"))
+                answer = script.answers.get(path, (404, b"no such route"))
+                status, content = answer() if callable(answer) else answer
                 self.send_response(status)
                 self.send_header("Content-Length", str(script.promise_bytes or len(content)))
                 self.end_headers()
@@ -259,3 +262,19 @@ def test_loopback_is_recognised() -> None:
     assert is_loopback("http://localhost:1")
     assert is_loopback("http://[::1]:1")
     assert not is_loopback("http://10.0.0.1:1")
+
+
+async def test_a_long_body_is_kept_in_a_file_so_that_its_call_can_be_repeated(scripted, tmp_path):
+    lines, kept = [], []
+
+    def keep(content):
+        kept.append(content)
+        return tmp_path / "it's.json"
+
+    client = ServerClient(scripted.url, on_call=lambda line, *_: lines.append(line), keep_body=keep)
+    with contextlib.suppress(ServerError):
+        await client._call("POST", "/generate", {"input_ids": list(range(1000))})
+    await client.close()
+    assert json.loads(kept[0]) == {"input_ids": list(range(1000))}
+    words = shlex.split(lines[-1])
+    assert words[words.index("-d") + 1] == f"@{tmp_path}/it's.json"

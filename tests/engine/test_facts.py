@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from klbench.engine import target
 from klbench.engine.facts import compare_with_asked, git_state, parse_arguments, read_facts
 from klbench.engine.gpu import Gpu, choose_for_demo, parse_gpus, visible_gpus
 from klbench.engine.server_python import Flags, find_server_python
-from klbench.engine.target import Demo, Launch, LaunchOptions, eager_flags, plan_launch
+from klbench.engine.target import Demo, Launch, LaunchOptions, _checked_model_path, eager_flags, plan_launch
 from klbench.errors import ServerError, UsageError
 
 GIB = 1 << 30
@@ -158,6 +159,29 @@ def test_eager_flags_are_spelled_as_the_installed_sglang_takes_them() -> None:
         eager_flags(Flags({"--port": None}))
 
 
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_scheduler_that_is_captured_on_a_gpu_sleeps_when_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    """A polling scheduler would keep the interpreter from the thread that writes the trace."""
+    control = tmp_path / "control"
+    control.mkdir(mode=0o700)
+
+    async def one_gpu() -> list[Gpu]:
+        return [gpu(0, 0)]
+
+    async def its_flags(*_: object) -> Flags:
+        return Flags({"--disable-cuda-graph": None, "--sleep-on-idle": None})
+
+    monkeypatch.setattr(target, "list_gpus", one_gpu)
+    monkeypatch.setattr(target, "server_flags", its_flags)
+    plan = await plan_launch(
+        Demo("dense"), LaunchOptions(ready_to_capture=ready), log=tmp_path / "log", control_dir=control
+    )
+    assert ("--sleep-on-idle" in plan.spec.arguments) is ready
+    assert ("--disable-cuda-graph" in plan.spec.arguments) is ready
+
+
 async def test_the_users_own_arguments_win_over_ours(tmp_path: Path) -> None:
     control = tmp_path / "control"
     control.mkdir(mode=0o700)
@@ -192,3 +216,22 @@ async def test_a_python_without_sglang_is_passed_over_and_named(tmp_path: Path) 
     with pytest.raises(ServerError, match="no Python with sglang") as error:
         await find_server_python(bare)
     assert str(bare) in error.value.why
+
+
+def test_offline_a_missing_model_is_named_before_anything_starts(tmp_path: Path) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    with pytest.raises(UsageError, match="org/model is not on this machine") as refused:
+        _checked_model_path("org/model", offline)
+    assert "HF_HUB_OFFLINE" in refused.value.why
+    snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    assert _checked_model_path("org/model", offline) == "org/model"
+    assert _checked_model_path("org/other", {}) == "org/other"
+
+
+@pytest.mark.parametrize(("name", "word"), [("nowhere", "there is no model at"), ("empty", "holds no model")])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, name: str, word: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=word):
+        _checked_model_path(str(tmp_path / name), {})

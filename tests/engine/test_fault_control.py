@@ -1,6 +1,7 @@
 """The switch of the fault lab: what it asks of the server, and what it makes of the answers."""
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ async def test_a_rank_that_refuses_says_why(tmp_path: Path) -> None:
 async def test_a_server_without_the_permission_is_named_by_its_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fault_control, "_ACK_LIMIT_S", 0.05)
+    monkeypatch.setattr(fault_control, "WORDING", dataclasses.replace(fault_control.WORDING, limit_s=0.05))
     (tmp_path / "fault-ack-0.json").write_text(json.dumps({"seq": 1, "nonce": NONCE, "ok": True}))
     with pytest.raises(UndecidedError) as caught:
         await FaultControl(tmp_path, NONCE, [0]).arm("race")

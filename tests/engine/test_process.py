@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from klbench.engine.process import LaunchSpec, ServerProcess, end_processes_of, hide_secrets
+from klbench.engine.process import LaunchSpec, ServerProcess, _exit_text, end_processes_of, hide_secrets
 from klbench.errors import ServerError
 
 DEADLINE_S = 30
@@ -29,15 +29,18 @@ def note(name):
         file.write(str(os.getpid()))
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hear, tell = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         note("orphan")
+        os.write(tell, b"x")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
     os._exit(0)
 note("server")
 if mode == "fails":
+    os.read(hear, 1)  # a server that fails before its children are there leaves none to look for
     print("Traceback (most recent call last):\\n  File x\\nValueError: no such model", flush=True)
     sys.exit(3)
 time.sleep(600)
@@ -170,6 +173,12 @@ async def test_a_server_killed_by_the_kernel_says_so(
     ended = await asyncio.wait_for(process.wait_ended(), DEADLINE_S)
     assert ended.exit_code == 137
     assert "memory runs out" in ended.why
+
+
+@pytest.mark.parametrize(("explained", "guessed"), [(True, False), (False, True)])
+def test_what_the_log_explains_is_not_explained_by_memory(explained: bool, guessed: bool) -> None:
+    """sglang ends itself with SIGKILL after an exception of its scheduler."""
+    assert ("memory runs out" in _exit_text(137, explained=explained)) is guessed
 
 
 def test_a_python_that_cannot_be_run_is_an_error_before_anything_starts(

@@ -11,7 +11,7 @@ import pytest
 
 from klbench.engine import prompts as subject
 from klbench.engine.facts import ServerFacts
-from klbench.engine.prompts import check_fits, load_prompts, read_prompt_file
+from klbench.engine.prompts import check_fits, load_prompts, read_prompt_file, scoring_bytes
 from klbench.errors import UndecidedError, UsageError
 
 
@@ -134,7 +134,19 @@ async def test_longbench_of_older_versions_lies_in_the_package(
 
 
 def test_prompts_must_fit_with_what_they_generate() -> None:
-    check_fits([[1] * 100], ["match"], 27, 128)
+    check_fits([100], ["match"], 27, 128)
     with pytest.raises(UsageError, match="prompt 0 does not fit"):
-        check_fits([[1] * 100], ["match", "decode_cache_hit"], 27, 128)
-    check_fits([[1] * 10_000], ["match"], 1, None)
+        check_fits([100], ["match", "decode_cache_hit"], 27, 128)
+    check_fits([10_000], ["match"], 1, None)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "prefill_tokens", "held"),
+    [(152_000, None, 2 * 4 * 152_000 * 37), (152_000, 10, 2 * 4 * 152_000 * 10), (None, 10, None)],
+)
+def test_what_scoring_holds_is_estimated(
+    vocab_size: int | None, prefill_tokens: int | None, held: int | None
+) -> None:
+    prompts = [[1] * 10, [1] * 17]
+    estimate = scoring_bytes(prompts, 5, vocab_size=vocab_size, prefill_tokens=prefill_tokens)
+    assert estimate == held

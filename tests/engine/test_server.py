@@ -17,8 +17,9 @@ import pytest
 from klbench.core.columns import HELPERS
 from klbench.core.kl import helper_result, summarise
 from klbench.engine.client import Load
+from klbench.engine.launching import LaunchError
 from klbench.engine.prompts import load_prompts
-from klbench.engine.server import LaunchError, Server
+from klbench.engine.server import Server
 from klbench.engine.target import Demo, LaunchOptions
 from klbench.errors import UndecidedError
 from klbench.zoo import plain_token_ids, seeded_prompts
@@ -133,6 +134,8 @@ async def test_a_cancelled_helper_leaves_nothing_running_on_the_server(server: S
         def arm_progress(self, _arm: str, done: int, total: int, *_: object) -> None:
             if 0 < done < total:
                 heard.set()
+
+        def arm_stalled(self, *_: object) -> None: ...
 
         def arm_ended(self, *_: object) -> None: ...
 

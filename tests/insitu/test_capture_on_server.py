@@ -1,8 +1,7 @@
 """Digest capture on the real server: clean arms are equal bit by bit, a planted fault is named."""
 
+import asyncio
 import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from klbench.core.alignment import align
 from klbench.core.comparison import Status
 from klbench.core.localisation import Localisation, localise
 from klbench.core.trace import Arm, Trace
+from klbench.engine.capture_control import CaptureControl
 from klbench.engine.traces import read_trace
 from klbench.zoo import plain_token_ids, seeded_prompts
 from tests.insitu.zoo_server import ZooServer, zoo_server
@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 NEW_TOKENS = 24
 CHOSEN = 2
-ACK_LIMIT_S = 60
 
 
 class Captured:
@@ -33,13 +32,8 @@ class Captured:
         self._server = server
         self._number = number
         folder.mkdir(mode=0o700)
-        opened = {
-            "folder": str(folder),
-            "backend": "digest",
-            "free_floor_bytes": 1 << 20,
-            "size_cap_bytes": 1 << 30,
-        }
-        self._ask(opened, 2 * number)
+        control = CaptureControl(server.control_dir, server.nonce, [0])
+        asyncio.run(control.open(folder, backend="digest", free_floor_bytes=1 << 20, size_cap_bytes=1 << 30))
         prompts = seeded_prompts(4, 300, 7, plain_token_ids())
         server.flush()
         if helper == "prefill_cache_hit":
@@ -48,7 +42,7 @@ class Captured:
         server.flush()
         full = [prompt + answer["output_ids"] for prompt, answer in zip(prompts, generated, strict=True)]
         scored = self._arm("s", full, 0, 0)
-        self._ask(None, 2 * number + 1)
+        asyncio.run(control.close())
         self.prompt_len = len(prompts[CHOSEN])
         self.cached = generated[CHOSEN]["meta_info"]["cached_tokens"]
         decoded = [entry[0] for entry in generated[CHOSEN]["meta_info"]["output_token_logprobs"]]
@@ -57,19 +51,6 @@ class Captured:
             np.array(decoded, dtype=np.float32) != np.array(cold, dtype=np.float32)
         )
         self.trace: Trace = read_trace(folder)
-
-    def _ask(self, capture: dict[str, Any] | None, number: int) -> None:
-        control = self._server.control_dir
-        draft = control / ".control.draft"
-        draft.write_text(json.dumps({"seq": number, "nonce": self._server.nonce, "capture": capture}))
-        os.replace(draft, control / "capture-control.json")
-        deadline = time.monotonic() + ACK_LIMIT_S
-        answer: dict[str, Any] = {}
-        while answer.get("seq") != number:
-            assert time.monotonic() < deadline
-            path = control / "capture-ack-0.json"
-            answer = json.loads(path.read_text()) if path.exists() else {}
-        assert answer["ok"], answer["error"]
 
     def _arm(self, letter: str, input_ids: list[list[int]], new_tokens: int, start: int | None = None) -> Any:
         body: dict[str, Any] = {

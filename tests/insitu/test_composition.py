@@ -157,6 +157,18 @@ def logged(path: Path, batches: list[Any]) -> list[Composition]:
     return read
 
 
+def test_each_forward_carries_the_faults_that_were_armed_during_it(tmp_path: Path) -> None:
+    path = tmp_path / "forwards-0.jsonl"
+    reader, log = CompositionReader(NONCE), CompositionLog(path)
+    batches = [extend((rid(0), 0, 4)), *(decode((rid(0), length)) for length in (5, 6, 7, 8))]
+    armed = [("key-write:step=4",), ("key-write:step=4",), ("key-write:step=4",), (), ()]
+    for batch, faults in zip(batches, armed, strict=True):
+        composition = reader.read(batch)
+        assert composition is not None
+        log.append(composition, faults)
+    assert [c.faults for c in read_compositions(path, NONCE, [1])] == armed
+
+
 def test_the_log_reads_back_what_was_written_and_repeats_itself_briefly(tmp_path: Path) -> None:
     path = tmp_path / "forwards-0.jsonl"
     batches = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from klbench.core import digests as reference  # noqa: E402
-from klbench.insitu.digest import digest_rows, finished, row_sums, sums_of_pieces  # noqa: E402
+from klbench.insitu.digest import digest_rows, finished, row_sums, rows_at, sums_of_pieces  # noqa: E402
 
 DTYPES = [
     torch.bfloat16,
@@ -134,3 +134,12 @@ def test_many_small_pieces_are_summed_together_as_each_alone(
     assert torch.equal(
         finished(together[:, : shapes[0][0]], shapes[0][1] * 8), digest_rows(pieces[0], shapes[0][0])
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bfloat16])
+def test_gathered_rows_keep_their_bits_and_their_dtype(dtype: "torch.dtype") -> None:
+    values = torch.randint(0, 256, (9, 4, 16), dtype=torch.uint8).view(dtype)
+    chosen = rows_at(values, torch.tensor([7, 0, 7]))
+    assert chosen.dtype == dtype
+    for place, row in enumerate((7, 0, 7)):
+        assert torch.equal(chosen[place].view(torch.uint8), values[row].view(torch.uint8))

@@ -20,6 +20,7 @@ from klbench.engine.traces import read_trace  # noqa: E402
 from klbench.insitu.composition import CompositionReader  # noqa: E402
 from klbench.insitu.digest_capture import DigestCapture  # noqa: E402
 from klbench.insitu.module_sites import Site, each_tensor, sites_of  # noqa: E402
+from klbench.insitu.recording import row_axis  # noqa: E402
 
 NONCE = "a1b2"
 WIDTH = 16
@@ -356,6 +357,44 @@ def test_what_may_hide_a_tensor_is_listed_as_not_observed() -> None:
     assert (found, unknown) == ([], ["x.3.b: Handle"])
 
 
+def test_where_a_fused_kernel_writes_in_the_pool_is_no_input_of_its_module() -> None:
+    """On CUDA the rotary embedding stores K and V too: the slots, and the pool, differ between the arms."""
+
+    @dataclass
+    class FusedSetKVBufferArg:
+        value: Any
+        k_buffer: Any
+
+    found: list[str] = []
+    given = FusedSetKVBufferArg(torch.zeros(2), torch.zeros(8))
+    each_tensor("fused_set_kv_buffer_arg", given, lambda name, _: found.append(name), found.append)
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "known", "expected"),
+    [
+        ((6, 16), 6, None, 0),
+        ((24, 4), 6, None, 0),
+        ((1, 6, 4, 16), 6, None, 1),
+        ((1, 4, 6, 16), 6, None, 2),
+        ((1, 4, 4, 16), 4, None, None),
+        ((1, 4, 4, 16), 4, 2, 2),
+        ((1, 12, 4), 6, None, None),
+        ((1, 4, 6, 16), 6, 1, 2),
+        ((0, 6), 6, None, None),
+        ((), 1, None, None),
+        ((1, 4, 16), 1, 2, 0),
+    ],
+)
+def test_rows_are_found_in_the_first_dimension_or_in_the_only_one_of_their_number(
+    shape: tuple[int, ...], rows: int, known: int | None, expected: int | None
+) -> None:
+    """Linear attention puts out [1, rows, heads, size], Gemma's norms of heads [1, heads, rows, size]."""
+    assert row_axis(shape, rows, known) == expected
+
+
 def test_a_module_without_a_readable_signature_numbers_its_arguments() -> None:
     site = Site(SimpleNamespace(forward=min), ["m"])  # type: ignore[arg-type]
 
@@ -377,3 +416,41 @@ def test_the_file_of_a_finished_trace_says_what_it_observed(bench: Bench) -> Non
     assert about["backend"] == "digest"
     assert about["observes_head"] is False
     assert about["not_observed"] == ["sampler: not a module of this version"]
+
+
+class HeadsFirst(torch.nn.Module):
+    """As Gemma 3's norm of heads sees its queries: [1, heads, rows, size]."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+def test_rows_behind_heads_have_the_same_digests_in_batches_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows of four heads alone could be either: the forward before has told."""
+    bench = Bench(tmp_path, monkeypatch, trusted=False)
+    norm = HeadsFirst()
+    bench.model.layers[0].shared = bench.model.layers[1].shared = Turned(norm)
+    others = tuple((f"klb-{NONCE}-1g-{place}", 0, [9]) for place in range(3))
+    bench.forward(extend((ARMED, 0, [7, 3, 5]), *others))
+    bench.forward(decode((ARMED, 3, 5), *((rid, 1, 2) for rid, _, _ in others)))
+    trace = bench.close()
+
+    assert bench.troubles == []
+    found = digests_of(trace, "layers.0.shared.norm", Direction.IN, "x")
+    assert sorted(position for _, position in found) == [0, 1, 2, 3]
+    # Position 2 and position 3 have the same token, and this model looks at nothing else.
+    assert found[4, 2] == found[4, 3]
+
+
+class Turned(torch.nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, y: Any) -> Any:
+        if y.shape[1] != WIDTH:
+            return y
+        heads = y.unflatten(-1, (4, WIDTH // 4)).transpose(0, 1).unsqueeze(0)
+        return self.norm(heads).squeeze(0).transpose(0, 1).flatten(-2)

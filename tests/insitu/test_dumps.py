@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from klbench.core.trace import Arm, Direction, Phase, Trace  # noqa: E402
 from klbench.engine.traces import read_rows, read_trace  # noqa: E402
 from klbench.insitu.digest import digest_rows  # noqa: E402
-from klbench.insitu.dumps import IN, OUT, Name, convert, fetch_rows, parse_name  # noqa: E402
+from klbench.insitu.dump_files import Name, parse_name  # noqa: E402
+from klbench.insitu.dumps import IN, OUT, convert, fetch_rows  # noqa: E402
 
 NONCE = "a1b2"
 LAYER = "model.layers.0"

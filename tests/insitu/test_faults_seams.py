@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from klbench.insitu.faults_attention import _product  # noqa: E402
 from klbench.insitu.faults_seams import Moments, RequestHistory, Wraps, module_at, nudged  # noqa: E402
 
 
@@ -143,3 +144,20 @@ def test_a_module_that_layers_share_is_found_in_each() -> None:
     assert module_at(model, 1, "absent", "rotary") is shared
     with pytest.raises(ValueError, match=r"no layers\.2\.rotary"):
         module_at(model, 2, "rotary")
+
+
+def test_products_of_heads_are_those_of_float64_without_the_operators_that_sglang_replaces() -> None:
+    torch.manual_seed(1)
+    a, b = torch.randn(2, 3, 5, 7).double(), torch.randn(2, 7, 11).double()
+    called: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        product = _product(a, b)
+
+    assert torch.allclose(product, torch.einsum("hgrk,hkn->hgrn", a, b), rtol=1e-14, atol=1e-14)
+    assert not {"aten::bmm", "aten::mm", "aten::addmm"} & set(called)

@@ -106,5 +106,5 @@ def test_a_control_folder_that_others_may_write_is_refused(tmp_path: Path) -> No
     )
     program = "from klbench_insitu.plugin import activate; activate()"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert "must be a folder of this user, mode 0700" in done.stderr
+    assert "mode 0700; it is user" in done.stderr
     assert not list(tmp_path.glob("presence-*"))

@@ -1,6 +1,7 @@
 """State as it is read: K/V rows through the page table, windows, rewritten slots, recurrent slots."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from klbench.insitu import state_reads  # noqa: E402
 from klbench.insitu.composition import Composition, CompositionReader  # noqa: E402
 from klbench.insitu.recording import ArmedRows, Names, Recording  # noqa: E402
 from klbench.insitu.recording_writer import Limits, NewNames, RecordingWriter, Tokens  # noqa: E402
-from klbench.insitu.state_reads import StateReads  # noqa: E402
+from klbench.insitu.state_reads import Pools, StateReads  # noqa: E402
 from klbench.insitu.trace_writer import TraceWriter  # noqa: E402
 from tests.insitu.test_digest_capture import decode, extend  # noqa: E402
 
@@ -294,6 +295,48 @@ def test_recurrent_slots_are_read_before_and_written_after_a_call(tmp_path: Path
     assert slots(trace, Slot.READ, "conv") == {1: (3, digest(written_first))}
     assert slots(trace, Slot.WRITTEN, "conv") == {1: (3, digest(written_first)), 2: (3, digest(state[3]))}
     assert reads(trace, "conv") == {(1, 0, 2): digest(written_first)}
+
+
+class Slots:
+    """A request pool with recurrent slots: request r has slot r + 1."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def get_mamba_indices(self, requests: Any) -> Any:
+        return requests + 1
+
+    def mamba2_layer_cache(self, layer: int) -> Any:
+        assert layer == 7
+        return SimpleNamespace(conv=[self.state], temporal=None)
+
+
+def test_a_checkpoint_is_read_where_it_is_until_its_copy_is_made(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    state = torch.randn((5, 3, 4)).bfloat16()
+    module = SimpleNamespace(layer_id=7)
+
+    def look(batch: Any, written: bool) -> None:
+        batch.req_pool_indices = torch.tensor([0])
+        composition = pool.reader.read(batch)
+        assert composition is not None
+        rows = ArmedRows.of(composition, len(batch.input_ids))
+        recording = Recording(composition, rows, torch.device("cpu"), pool.names["dtype"], True)
+        pools = Pools(Slots(state), None)
+        recording.next_event()
+        reads = StateReads(recording, batch, 1, pool.names["argument"].number, pools)
+        reads.recurrent(0, module, written)
+        pool.hand_over(recording, batch)
+
+    first = extend((rid(0), 2, [1, 2]))
+    first.mamba_cow_src_indices, first.mamba_cow_dst_indices = torch.tensor([4]), torch.tensor([1])
+    look(first, written=False)
+    look(decode((rid(0), 4, 4)), written=False)
+    trace = pool.close()
+
+    read = trace.slot_kind == Slot.READ
+    assert trace.slot_pool[read].tolist() == [4, 1]
+    assert trace.slot_position[read].tolist() == [1, 3]
 
 
 def test_the_sampled_logprob_of_a_chunk_that_does_not_end_its_prompt_is_left_out(tmp_path: Path) -> None:

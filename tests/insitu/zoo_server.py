@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,19 +175,23 @@ def zoo_server(
     fault: str | None = None,
     deterministic: bool = True,
     model: Path | None = None,
+    exports: Mapping[str, str] | None = None,
 ) -> Iterator[ZooServer]:
     """A server of sglang on this machine's CPU, ended (by its own process group) when the block is left.
 
-    `model` is another model's folder instead of the zoo's.
+    `model` is another model's folder instead of the zoo's. `exports` go on top of its environment, with its
+    nonce for NONCE; it runs in the folder above its control folder.
     """
     model = model or make_model(kind, zoo_root())
     nonce = os.urandom(4).hex()
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="klbench-test-") as folder:
-        control_dir = Path(folder)
+        control_dir = Path(folder) / nonce
+        control_dir.mkdir(mode=0o700)
         environment = plugin_environment(
             control_dir, nonce, cpu=True, fault=fault, base_env=os.environ, offline=True
         )
+        environment |= {name: value.replace("NONCE", nonce) for name, value in (exports or {}).items()}
         command = [
             *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
             *("--host", "127.0.0.1", "--port", str(port)),
@@ -199,7 +203,7 @@ def zoo_server(
         started = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=output, start_new_session=True
+                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
             )
         try:
             url = f"http://127.0.0.1:{port}"

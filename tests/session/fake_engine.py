@@ -74,6 +74,8 @@ class Server:
     facts: ServerFacts
     owned: bool = True
     nonce: str = NONCE
+    foreign_requests: int = 0
+    retracted_requests: tuple[int, ...] = ()
 
     def why_not(self, _helper):
         return None
@@ -81,11 +83,13 @@ class Server:
     def check_comparable(self):
         pass
 
-    async def run_helper(self, helper, prompts, *, max_new_tokens, rids, observe, earlier=None, keep=None):
+    async def run_helper(
+        self, helper, prompts, *, max_new_tokens, rids, observe, earlier=None, keep=None, flush=True
+    ):
         self.client.helper = helper
         return await run_arms(
             self.client, helper, prompts, max_new_tokens=max_new_tokens, rids=rids, observe=observe,
-            options=ArmOptions(), earlier=earlier, keep=keep,
+            options=ArmOptions(flush=flush), earlier=earlier, keep=keep,
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from klbench.errors import ServerError
 from klbench.session import events as ev
-from klbench.session.continuing import interrupted
+from klbench.session.interruption import interrupted
 
 RESULT = {
     "status": "clean",

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from klbench.cli import main
 from klbench.cli.headless import Plan, execute
-from klbench.errors import ExitCode, UsageError
+from klbench.errors import ExitCode, KlbenchError, UsageError
 from klbench.session import bundle as bundles
 from klbench.session.bundle import find_session_or_bundle, open_bundle, write_bundle
-from klbench.session.columns import load_columns
+from klbench.session.columns import load_columns, without_prompts
 from klbench.session.folder import SessionFolder
-from klbench.session.link import read_state
 from klbench.session.log import read_log
+from klbench.session.reading import read_state
 from klbench.session.redaction import Redactor
 from klbench.session.report import write_report
 from tests.session.fake_engine import FakeBench
@@ -221,7 +221,7 @@ def test_only_regular_files_of_the_session_travel(session, tmp_path):
     os.symlink(outside, session.runs / "linked.npz")
     with zipfile.ZipFile(bundled(session, tmp_path)) as archive:
         assert "runs/linked.npz" not in archive.namelist()
-    assert bundles.without_prompts(io.BytesIO(b"no npz").getvalue()) is None
+    assert without_prompts(io.BytesIO(b"no npz").getvalue()) is None
 
 
 @pytest.mark.parametrize(
@@ -240,3 +240,19 @@ def test_a_bundle_with_facts_of_another_shape_is_read_or_refused_in_words(
     for command in (["open", file], ["report", file], ["compare", file, file]):
         assert main(command) in (ExitCode.CONSISTENT, ExitCode.USAGE, ExitCode.UNDECIDED)
         assert "defect" not in capsys.readouterr().err
+
+
+def test_an_opened_bundle_is_found_again_by_the_name_that_the_workbench_shows(session, tmp_path):
+    opened = open_bundle(bundled(session, tmp_path))
+    assert find_session_or_bundle(opened.name).path == opened.path
+    with pytest.raises(UsageError, match="no session"):
+        find_session_or_bundle("../bundles")
+
+
+def test_a_bundle_that_nobody_could_open_is_not_written(session, tmp_path):
+    with open(session.exports / "origin-1" / "weights.safetensors", "wb") as file:
+        file.truncate(bundles.MAX_BYTES + 1)
+    with pytest.raises(KlbenchError, match="too large to be opened") as refused:
+        bundled(session, tmp_path)
+    assert "exports/origin-1/weights.safetensors" in refused.value.why
+    assert not (tmp_path / "one.klbench.zip").exists()

@@ -2,8 +2,10 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,9 +15,9 @@ from klbench.errors import ExitCode, UndecidedError
 from klbench.session import events as ev
 from klbench.session.comparing import check_comparable, code_change, differing, side_of
 from klbench.session.folder import SessionFolder
-from klbench.session.liking import start_like
-from klbench.session.link import read_state
+from klbench.session.liking import check_then, start_like
 from klbench.session.log import EventLog, read_log
+from klbench.session.reading import read_state
 from klbench.session.snapshot import CodeState
 from tests.session.fake_engine import FakeBench
 from tests.session.test_continuing import START
@@ -61,6 +63,17 @@ def test_a_session_does_not_differ_from_a_repetition(tmp_path, capsys):
     assert (code, document["differs"], document["verdict"]) == (ExitCode.CONSISTENT, False, "same")
     assert document["schema"] == "klbench.compare/1"
     assert document["helpers"]["match"]["change"]["compared"] == 18
+
+
+def test_what_cannot_be_read_is_no_difference_but_no_answer(tmp_path, capsys):
+    one, two = session(tmp_path / "one"), session(tmp_path / "two")
+    for file in two.runs.glob("*.npz"):
+        file.write_bytes(file.read_bytes()[:100])
+    code, document = compared(capsys, one.path, two.path)
+    assert (code, document["verdict"]) == (ExitCode.UNDECIDED, "undecided")
+    assert "cannot read the columns" in document["helpers"]["match"]["reason"]
+    fixed = session(tmp_path / "fixed", Fixed)
+    assert compared(capsys, two.path, fixed.path)[0] == ExitCode.DIVERGED  # by what the helpers said
 
 
 def test_a_fix_makes_it_better_and_names_the_commits(tmp_path, capsys):
@@ -204,3 +217,77 @@ async def test_edits_of_the_same_commit_are_named_by_file(repository):
     assert await code_change(None, after) is None
     other = CodeState(str(repository), "b" * 40, "s", {})
     assert (await code_change(before, other))["files_known"] is False
+
+
+@pytest.mark.parametrize(
+    ("make_work", "code"), [(FakeBench, ExitCode.CONSISTENT), (Fixed, ExitCode.DIVERGED)]
+)
+def test_a_session_repeated_says_whether_the_verdict_is_the_same(tmp_path, capsys, make_work, code):
+    one = session(tmp_path / "one")
+    start, side = start_like(one)
+    place = tmp_path / "again.json"
+    plan = Plan("run", like=side, same_verdict=True)
+    done = execute(start, plan, session=tmp_path / "two", json_place=str(place), make_work=make_work)
+    judged = json.loads(place.read_text())["same_verdict"]
+    told = capsys.readouterr().out
+    assert done == code
+    assert judged["same"] is (code == ExitCode.CONSISTENT)
+    if judged["same"]:
+        assert judged["changes"] == []
+        assert "the same verdict as then" in told
+    else:
+        assert "match: diverged then, clean now" in judged["changes"]
+        assert judged["changes"][-1].startswith("verdict: found (")
+        assert "another verdict than then\n  match: diverged then, clean now" in told
+
+
+def test_a_verdict_that_was_settled_since_is_judged_as_the_run_gave_it(tmp_path):
+    one = session(tmp_path / "one")
+    with EventLog(one.events) as log:
+        settled = {"status": "found", "conditions": ["race"], "grade": "confirmed"}
+        log.append(ev.RunJudged(run=1, verdict=settled))
+    start, side = start_like(one)
+    assert side.run.verdict["grade"] == "confirmed"
+    plan = Plan("run", like=side, same_verdict=True)
+    assert execute(start, plan, session=tmp_path / "two", json_place=None, make_work=FakeBench) == 0
+
+
+def test_a_repetition_that_measured_nothing_is_no_other_verdict(tmp_path):
+    start, side = start_like(session(tmp_path / "one"))
+    plan = Plan("run", like=side, same_verdict=True)
+    two = tmp_path / "two"
+    dead = execute(start, plan, session=two, json_place=None, make_work=lambda its: _Dead(its))
+    assert dead == ExitCode.UNDECIDED
+
+
+def test_the_same_verdict_needs_one_to_compare_with(capsys):
+    assert main(["run", "--same-verdict", "--demo"]) == ExitCode.USAGE
+    assert "--same-verdict needs --like" in capsys.readouterr().err
+
+
+def test_a_verdict_to_compare_with_must_have_been_given(tmp_path):
+    folder = session(tmp_path / "one")
+    _, side = start_like(folder)
+    check_then(side, verdict=True)
+    helpers = list(side.run.helpers)
+    helpers[1] = msgspec.structs.replace(helpers[1], result=None, columns=None, stopped=True)
+    stopped = replace(side, run=msgspec.structs.replace(side.run, helpers=tuple(helpers)))
+
+    check_then(stopped, verdict=False)
+    with pytest.raises(UndecidedError, match="not measured to its end") as refused:
+        check_then(stopped, verdict=True)
+
+    assert "prefill_cache_hit did not end" in refused.value.why
+
+
+def test_columns_that_cannot_be_read_are_said_before_a_server_is_started(tmp_path, monkeypatch, capsys):
+    folder = session(tmp_path / "one")
+    _, side = start_like(folder)
+    columns = folder.resolve(side.run.helpers[0].columns)
+    columns.write_bytes(columns.read_bytes()[:100])
+    monkeypatch.setattr("klbench.cli.headless.execute", lambda *_a, **_k: pytest.fail("it began"))
+
+    code = main(["run", "--like", str(folder.path)])
+
+    assert code == ExitCode.UNDECIDED
+    assert "nothing can be compared with match" in capsys.readouterr().err

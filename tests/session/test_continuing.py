@@ -16,11 +16,13 @@ from klbench.errors import ExitCode, UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.arm_file import load_arm
 from klbench.session.columns import load_columns
-from klbench.session.continuing import continues, interrupted, start_to_continue
+from klbench.session.continuing import continues
 from klbench.session.detached import run_detached
 from klbench.session.folder import SessionFolder
-from klbench.session.link import RunnerOrder, read_state
+from klbench.session.interruption import interrupted, start_to_continue
+from klbench.session.link import RunnerOrder
 from klbench.session.log import read_log
+from klbench.session.reading import read_state
 from klbench.session.request import Options, StartRequest, Target
 from tests.session.fake_engine import FakeBench
 

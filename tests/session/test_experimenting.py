@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from klbench.core.experiments import Configuration
+from klbench.core.experiments import Configuration, configured_arguments
 from klbench.engine.answers import Generated, Logprobs
 from klbench.engine.arms import ArmOptions
 from klbench.engine.capture_control import RequestIds
@@ -19,9 +20,9 @@ from klbench.engine.experiments import Passes
 from klbench.engine.facts import ServerFacts
 from klbench.errors import ExitCode, ServerError, UsageError
 from klbench.session import events as ev
+from klbench.session import experimenting
 from klbench.session.experimenting import (
     ExperimentBench,
-    configured_arguments,
     experiment_document,
     experiment_exit_code,
     known_experiments,
@@ -45,6 +46,7 @@ class Client:
     def __init__(self, folder: Path, wrong_restore: float = 0.0, race: float = 0.0) -> None:
         self.log = folder / "forwards-0.jsonl"
         self.wrong_restore, self.race = np.float32(wrong_restore), race
+        self.wrong_lengths: Callable[[int], bool] = lambda hit: hit > 0
         self.cached: set[tuple[int, ...]] = set()
         self.forwards = self.generations = 0
 
@@ -65,7 +67,9 @@ class Client:
             for _ in range(max_new_tokens):
                 output.append((sum(ids) + sum(output) + 3) % 97)
             scored = Logprobs(np.array([np.nan, *(self._nats(t) for t in ids[1:])]), np.array(ids), 1)
-            shift = (self.wrong_restore if hit else 0.0) + self.race * (self.generations % 2)
+            shift = (self.wrong_restore if hit and self.wrong_lengths(hit) else 0.0) + self.race * (
+                self.generations % 2
+            )
             given = np.array([np.float32(self._nats(t) + shift) for t in output], dtype=np.float64)
             ended = Logprobs(given, np.array(output, dtype=np.int64), 0)
             answers.append(Generated(rid, len(ids), hit, output, "length", 0, None, scored, ended))
@@ -200,6 +204,15 @@ def test_a_wrong_restore_shows_under_a_wide_extend(tmp_path: Path) -> None:
     assert min(result["values"]["extend_rows"]) >= 128
 
 
+def test_a_wide_extend_restores_exactly_as_many_tokens_as_before(tmp_path: Path) -> None:
+    """A restore that is wrong at even lengths alone is no less wrong with more rows behind it."""
+    lab = Lab(tmp_path, wrong_restore=0.5)
+    lab.server.client.wrong_lengths = lambda hit: hit % 2 == 0
+    result = lab.make("wide_restore")["wide_restore"]
+    assert result["outcome"] == "differs"
+    assert result["values"]["divergent_before"] == result["values"]["divergent_after"]
+
+
 def test_equal_rows_are_proved_before_bits_are_compared(tmp_path: Path) -> None:
     clean = Lab(tmp_path).make("equal_m", helper="match")["equal_m"]
     assert (clean["outcome"], clean["values"]["rows"]) == ("same_bits", [3])
@@ -236,6 +249,21 @@ def test_a_server_that_does_not_start_is_an_answer(tmp_path: Path) -> None:
     made = Lab(tmp_path, fails=True).make("overlap", max_relaunches=1)
     assert made["overlap"]["outcome"] == "not_comparable"
     assert "ended while importing" in made["overlap"]["text"]
+
+
+def test_experiments_that_are_cancelled_count_as_far_as_they_were_made(tmp_path: Path, monkeypatch) -> None:
+    judged = []
+    monkeypatch.setattr(experimenting, "judge_again", lambda session: judged.append(session.state.seq))
+    lab = Lab(tmp_path, wrong_restore=0.5)
+
+    async def cancelled(_configuration):
+        raise asyncio.CancelledError
+
+    lab._reconfigure = cancelled
+    with pytest.raises(asyncio.CancelledError):
+        lab.make("alone", "overlap", max_relaunches=1)
+    assert [made.name for made in lab.session.state.experiments] == ["alone"]
+    assert judged == [lab.session.state.seq]
 
 
 def test_relaunches_are_asked_for_above_a_minute_and_never_beyond_the_limit(tmp_path: Path) -> None:
@@ -282,3 +310,39 @@ def test_arguments_of_a_configuration_replace_the_users() -> None:
     wanted = Configuration(("--page-size", "64"), {}, ("--page-size",))
     assert configured_arguments(users, wanted) == ("--tp-size", "1", "--page-size", "64")
     assert configured_arguments(users, Configuration()) == users
+
+
+def test_padding_predicts_first_and_a_residue_that_does_not_decide_is_refuted(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, wrong_restore=0.5)
+    result = lab.make("pad:cached_tokens%3=2")["pad"]
+    plan = lab.session.state.experiment_plan
+    assert "cached tokens = 2 mod 3" in plan["predictions"]["pad"]
+    assert result["values"]["prediction"] == plan["predictions"]["pad"]
+    # Every restored prefix is wrong here, whatever its length.
+    assert result["outcome"] == "refuted"
+    assert result["values"]["reached"] == result["values"]["reached_beside"] == len(PROMPTS)
+    assert result["values"]["divergent"] == result["values"]["divergent_beside"] == len(PROMPTS)
+
+
+def test_a_residue_that_decides_is_seen_as_predicted(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, wrong_restore=0.5)
+    lab.server.client.wrong_lengths = lambda hit: hit % 4 == 1
+    result = lab.make("pad:cached_tokens%4=1")["pad"]
+    assert result["outcome"] == "predicted"
+    assert result["values"]["divergent"] == len(PROMPTS)
+    assert result["values"]["divergent_beside"] == 0
+
+
+def test_padding_without_a_striking_residue_asks_for_one(tmp_path: Path) -> None:
+    result = Lab(tmp_path, wrong_restore=0.5).make("pad")["pad"]
+    assert result["outcome"] == "not_possible"
+    assert "pad:cached_tokens%8=3" in result["text"]
+
+
+@pytest.mark.parametrize(
+    "name", ["pad:", "pad:cached_tokens%0=0", "pad:rows%8=3", "repeats:3", "pad:prompt_len%4=4"]
+)
+def test_a_parameter_that_cannot_be_read_is_refused_with_an_example(name: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        known_experiments([name])
+    assert "pad:cached_tokens%8=3" in raised.value.next

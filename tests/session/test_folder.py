@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from klbench.errors import UsageError
-from klbench.session.folder import Lock, SessionFolder, find_session, make_session, new_session_path
-from klbench.session.link import find_runner
+from klbench.session.folder import SessionFolder, find_session, make_session, new_session_path
+from klbench.session.lock import Lock
 from klbench.session.process_identity import process_start
+from klbench.session.reading import find_runner
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,65 @@ def test_a_lock_of_another_host_is_never_judged_dead():
     assert find_runner(folder).host == "elsewhere"
 
 
+def test_a_lock_of_another_container_on_this_host_is_never_judged_dead():
+    folder = a_session()
+    write_lock(folder, host=socket.gethostname(), pid=2**22, start="x", namespace="pid:[1]")
+    with pytest.raises(UsageError, match="pid 4194304 in another container of this host") as refused:
+        folder.locked().__enter__()
+    assert "its last sign of life" in refused.value.why or "written nothing yet" in refused.value.why
+
+
+TAKER = """
+import sys
+from klbench.session.folder import SessionFolder
+from klbench.errors import UsageError
+import pathlib
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with SessionFolder(pathlib.Path(sys.argv[1])).locked():
+        print("won", flush=True)
+        sys.stdin.readline()
+except UsageError as error:
+    print("lost", error.what, flush=True)
+"""
+
+
+@pytest.mark.parametrize("before", ["nothing", "a dead one", "garbage"])
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_that_take_a_lock_at_once_one_wins(before, links):
+    folder = a_session()
+    if before == "a dead one":
+        write_lock(folder, host=socket.gethostname(), pid=2**22, start="x")
+    elif before == "garbage":
+        folder.lock_file.write_bytes(b"{")
+    program = TAKER
+    if not links:
+        program = f"import os\ndef link(*_): raise OSError(1, 'no links here')\nos.link = link\n{TAKER}"
+    takers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(folder.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    for taker in takers:
+        assert taker.stdout.readline() == "ready\n"
+    for taker in takers:
+        taker.stdin.write("go\n")
+        taker.stdin.flush()
+    said = [taker.stdout.readline() for taker in takers]
+    assert sorted(line.split()[0] for line in said) == ["lost"] * 5 + ["won"]
+    winner = takers[said.index("won\n")]
+    assert folder.read_lock().pid == winner.pid
+    for taker in takers:
+        taker.communicate()
+    assert not folder.lock_file.exists()
+    assert not list(folder.path.glob(".lock*"))
+
+
 def test_a_zombie_holds_nothing():
     child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     child.stdout.read()
@@ -125,6 +185,9 @@ def test_a_session_is_found_by_path_by_name_and_by_the_beginning_of_its_name():
     assert find_session(str(folder.path)).path == folder.path
     assert find_session(folder.name).path == folder.path
     assert find_session(folder.name[:-1]).path == folder.path
+    for nothing in ("", " "):
+        with pytest.raises(UsageError, match="is empty"):
+            find_session(nothing)
     a_session("two")
     with pytest.raises(UsageError, match="more than one"):
         find_session(folder.name[:4])

@@ -14,7 +14,9 @@ from klbench.errors import UndecidedError, UsageError
 from klbench.session import commands as cmd
 from klbench.session import link
 from klbench.session.folder import make_session
+from klbench.session.reading import find_runner, read_state
 from klbench.session.request import Options, StartRequest, Target
+from klbench.session.survey import list_sessions
 
 NOWHERE = StartRequest(
     target=Target(kind="launch", model_path="org/model"),
@@ -33,7 +35,7 @@ def places(tmp_path, monkeypatch):
 async def folder():
     folder = await link.start_session(NOWHERE, run_first=False)
     yield folder
-    if (lock := link.find_runner(folder)) is not None:
+    if (lock := find_runner(folder)) is not None:
         os.kill(lock.pid, signal.SIGKILL)
 
 
@@ -45,8 +47,8 @@ async def until(condition):
 
 async def launched(folder):
     """Waits until the launch has failed, as it must."""
-    await until(lambda: link.read_state(folder).last_job is not None)
-    return link.read_state(folder)
+    await until(lambda: read_state(folder).last_job is not None)
+    return read_state(folder)
 
 
 async def test_a_runner_that_cannot_launch_says_why_and_stays_reachable(folder):
@@ -56,36 +58,51 @@ async def test_a_runner_that_cannot_launch_says_why_and_stays_reachable(folder):
     assert "no Python with sglang" in state.troubles[-1].what
     await link.send(folder, cmd.Ping())
     await link.send(folder, cmd.Stop())
-    await until(lambda: link.find_runner(folder) is None)
-    assert link.read_state(folder).runner.ended == "stopped by the user"
+    await until(lambda: find_runner(folder) is None)
+    assert read_state(folder).runner.ended == "stopped by the user"
 
 
 async def test_a_runner_has_a_terminal_session_of_its_own_and_survives_a_hang_up(folder):
     await launched(folder)
-    lock = link.find_runner(folder)
+    lock = find_runner(folder)
     assert os.getsid(lock.pid) == lock.pid
     os.kill(lock.pid, signal.SIGHUP)
     await link.send(folder, cmd.Ping())
-    assert link.find_runner(folder) == lock
+    assert find_runner(folder) == lock
 
 
 async def test_a_terminated_runner_ends_in_order(folder):
     await launched(folder)
-    os.kill(link.find_runner(folder).pid, signal.SIGTERM)
-    await until(lambda: link.find_runner(folder) is None)
-    assert link.read_state(folder).runner.ended == "ended by SIGTERM"
+    os.kill(find_runner(folder).pid, signal.SIGTERM)
+    await until(lambda: find_runner(folder) is None)
+    assert read_state(folder).runner.ended == "ended by SIGTERM"
 
 
 async def test_a_killed_runner_is_known_to_be_dead_and_its_session_can_be_continued(folder):
     await launched(folder)
-    first = link.find_runner(folder)
+    first = find_runner(folder)
     os.kill(first.pid, signal.SIGKILL)
-    await until(lambda: link.find_runner(folder) is None)
-    assert not link.read_state(folder).runner.alive
+    await until(lambda: find_runner(folder) is None)
+    assert not read_state(folder).runner.alive
     with pytest.raises(UsageError, match="no runner"):
         await link.attach(folder)
     await link.spawn_runner(folder, link.recorded_start(folder), run_first=False)
-    assert link.find_runner(folder).pid != first.pid
+    assert find_runner(folder).pid != first.pid
+
+
+async def test_the_server_of_a_session_is_started_again_and_nothing_is_measured(folder):
+    await launched(folder)
+    await link.send(folder, cmd.Stop())
+    await until(lambda: find_runner(folder) is None)
+    before = read_state(folder)
+    await link.start_server_again(folder)
+    assert find_runner(folder) is not None
+    await until(lambda: read_state(folder).last_job.number > before.last_job.number)
+    state = read_state(folder)
+    assert (state.last_job.kind, state.job) == ("launch", None)
+    assert state.runs == before.runs
+    with pytest.raises(UsageError, match="a runner works on the session already"):
+        await link.start_server_again(folder)
 
 
 async def test_a_second_runner_is_refused(folder):
@@ -113,13 +130,13 @@ def test_a_runner_outlives_the_process_that_started_it(tmp_path):
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "session")], check=True)
     session = make_session(tmp_path / "session", *NOWHERE.as_shown())
-    lock = link.find_runner(session)
+    lock = find_runner(session)
     assert lock is not None
-    (summary,) = link.list_sessions([session])
+    (summary,) = list_sessions([session])
     assert (summary.status, summary.label) == ("running", "model")
     os.kill(lock.pid, signal.SIGTERM)
     deadline = time.monotonic() + 60
-    while link.find_runner(session) is not None:
+    while find_runner(session) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -95,7 +95,7 @@ def test_a_damaged_line_costs_only_itself(tmp_path, line):
         file.write(line + b"\n")
     write(path, [ev.RunnerEnded(reason="b")])
     first, damaged, last = read_log(path)
-    assert isinstance(damaged.event, ev.Unknown)
+    assert damaged.event in (ev.Damaged(line=2, why="it is no event"), ev.Unknown(name="runner_ended"))
     assert (first.event.reason, last.event.reason) == ("a", "b")
 
 
@@ -105,7 +105,8 @@ def test_a_line_without_end_is_given_up_and_the_next_one_read(tmp_path, monkeypa
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"x" * 5000 + b"\n" + b'{"seq":2,"at":1,"event":{"type":"runner_ended","reason":"r"}}\n')
     entries = read_log(path)
-    assert [type(entry.event) for entry in entries] == [ev.Unknown, ev.RunnerEnded]
+    assert [type(entry.event) for entry in entries] == [ev.Damaged, ev.RunnerEnded]
+    assert entries[0].event.line == 1
 
 
 def test_an_event_too_long_for_a_reader_is_refused_by_the_writer(tmp_path, monkeypatch):
@@ -181,7 +182,7 @@ def test_what_is_appended_is_in_the_file_before_anybody_sees_it(tmp_path):
     assert seen == [True]
 
 
-def test_a_line_whose_event_was_damaged_is_kept_as_unknown_and_the_rest_is_read(tmp_path):
+def test_a_line_whose_event_was_damaged_is_named_and_the_rest_is_read(tmp_path):
     path = tmp_path / "events.jsonl"
     write(path, [ev.RunnerEnded(reason="the first"), ev.RunnerEnded(reason="the second")])
     path.write_bytes(path.read_bytes().replace(b"the first", b"the worst"))
@@ -189,6 +190,6 @@ def test_a_line_whose_event_was_damaged_is_kept_as_unknown_and_the_rest_is_read(
     entries = read_log(path)
 
     assert [entry.event for entry in entries] == [
-        ev.Unknown(name="damaged line"),
+        ev.Damaged(line=1, why="its checksum is another one"),
         ev.RunnerEnded(reason="the second"),
     ]

@@ -144,8 +144,7 @@ def test_experiments_and_the_census_are_reported_with_what_they_mean():
 
 def test_an_unlocated_divergence_is_said():
     run = measured()
-    state = fold([], run)
-    object.__setattr__(state, "located", ())
+    state = msgspec.structs.replace(fold([], run), located=())
     assert any("was not located" in note for note in not_checked(state))
 
 
@@ -228,3 +227,55 @@ def test_a_helper_without_numbers_never_shows_zeros(status):
     shown = markdown(gather(Path("/s"), measured(**result)))
     row = next(line for line in shown.split("\n") if line.startswith("| match |"))
     assert "| – |" in row
+
+
+def test_what_the_run_never_reached_and_what_stayed_open_is_not_checked():
+    state = measured()
+    verdict = {
+        **VERDICT,
+        "evidence": [
+            {"code": "window_not_crossed", "text": "no request is longer than the window", "values": {}},
+            {"code": "cold", "text": "match: all are cold", "values": {"helper": "match"}},
+            {"code": "cold", "text": "prefill: all are cold", "values": {"helper": "prefill_cache_hit"}},
+            {"code": "restored", "text": "decode: 4 restored", "values": {}},
+            "strange",
+        ],
+        "next": [{"code": "equal_m", "text": "compare at equal row counts", "values": {}}, None],
+    }
+    state = fold([Entry(90, 190.0, ev.RunJudged(run=1, verdict=verdict))], state)
+    for number, outcome in enumerate(("not_possible", "moved"), start=1):
+        made = {"outcome": outcome, "text": f"tried {number}", "meaning": ""}
+        event = ev.ExperimentEnded(
+            experiment=number, helper="match", name="graphs", result=made, elapsed_s=1.0
+        )
+        state = fold([Entry(90 + number, 190.0, event)], state)
+    notes = not_checked(state)
+    assert "No request is longer than the window." in notes
+    assert "Prefill: all are cold." in notes
+    assert "Not tried: compare at equal row counts." in notes
+    assert "The experiment graphs on match answered nothing: tried 1." in notes
+    told = "\n".join(notes)
+    assert "Match: all are cold" not in told
+    assert "decode: 4 restored" not in told
+    assert "tried 2" not in told
+    assert all(note in markdown(gather(Path("/s"), state)) for note in notes[:1])
+
+
+def test_every_step_has_a_command_that_repeats_it():
+    state = measured()
+    made = [
+        ev.ExperimentEnded(experiment=number, helper="match", name=name, result={}, elapsed_s=1.0)
+        for number, name in enumerate(("alone", "repeats"), start=1)
+    ]
+    taken = ev.CensusTaken(census=1, result={}, elapsed_s=1.0)
+    state = fold([Entry(90 + number, 1.0, event) for number, event in enumerate([*made, taken])], state)
+    steps = dict(gather(Path("/a b"), state).repeat)
+    assert steps["measure the helpers"].startswith("klbench run ")
+    assert steps["locate the origin"].startswith("klbench locate --helper match --request 2 ")
+    assert steps["make the experiments on match"].startswith(
+        "klbench experiment --helper match alone repeats "
+    )
+    assert steps["take the census of operators"].startswith("klbench census ")
+    assert steps["read this session"] == "klbench open '/a b'"
+    for line in steps.values():
+        assert line.startswith("klbench ") or "sglang.launch_server" in line

@@ -11,11 +11,14 @@ import pytest
 from klbench.errors import KlbenchError, ServerError, UsageError
 from klbench.session import commands as cmd
 from klbench.session import events as ev
+from klbench.session.disk import Disk
 from klbench.session.folder import make_session
-from klbench.session.link import attach, find_runner, read_state, send
-from klbench.session.log import read_log
+from klbench.session.link import attach, send
+from klbench.session.log import EventLog, read_log
+from klbench.session.reading import find_runner, read_state
 from klbench.session.request import StartRequest, Target
 from klbench.session.runner import JobCancelled, Runner
+from klbench.storage import StorageError
 from tests.session.scripted import ScriptedWork
 
 START = StartRequest(target=Target(kind="demo", model="dense"))
@@ -153,21 +156,42 @@ async def test_leaving_ends_the_job_then_the_server_then_the_runner(folder):
 
 
 async def test_a_full_disk_ends_the_runner_instead_of_hanging_it(folder, monkeypatch):
-    async with runner_of(folder, hold=["match"]) as runner:
+    async with contextlib.AsyncExitStack() as exits:
+        runner = await exits.enter_async_context(runner_of(folder, hold=["match"]))
         running = asyncio.create_task(runner.execute(cmd.Run()))
         await until(lambda: runner.state.run is not None)
-        real = runner._log.append
 
         def full(_event):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(runner._log, "append", full)
         runner.script[0].hold["match"].set()
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(StorageError, match="cannot write") as refused:
             await running
+        assert "No space left" in refused.value.why
         await asyncio.wait_for(runner.serve(), 10)
         assert "No space left" in runner.stop_reason
-        monkeypatch.setattr(runner._log, "append", real)
+        with pytest.raises(StorageError, match="cannot write"):
+            await exits.aclose()
+    assert runner.script[0].closed == 1
+    assert not read_state(folder).runner.alive
+
+
+async def test_work_that_cannot_be_recorded_is_not_begun(folder, monkeypatch):
+    async with contextlib.AsyncExitStack() as exits:
+        runner = await exits.enter_async_context(runner_of(folder))
+        begun = []
+        runner.script[0].run = lambda *_: begun.append(1)
+
+        def full(_event):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(runner._log, "append", full)
+        with pytest.raises(StorageError, match="cannot write"):
+            await runner.execute(cmd.Run())
+        assert begun == []
+        with pytest.raises(StorageError, match="cannot write"):
+            await exits.aclose()
 
 
 async def test_a_session_is_continued_with_numbers_that_go_on(folder):
@@ -184,6 +208,23 @@ async def test_two_runners_of_one_session_exclude_each_other(folder):
         with pytest.raises(UsageError, match="another klbench works"):
             await runner_of(folder).__aenter__()
         await send(folder, cmd.Ping())
+
+
+async def test_a_runner_whose_session_was_taken_away_ends_without_another_word(folder, monkeypatch):
+    monkeypatch.setattr(Disk, "look_every_s", 0.01)
+    async with runner_of(folder, hold=["match"]) as runner:
+        running = asyncio.create_task(runner.execute(cmd.Run()))
+        await until(lambda: runner.state.run is not None)
+        other = msgspec.structs.replace(folder.read_lock(), host="elsewhere", pid=7)
+        folder.lock_file.write_bytes(msgspec.json.encode(other))
+        written = folder.events.read_bytes()
+        with pytest.raises(JobCancelled):
+            await running
+        await asyncio.wait_for(runner.serve(), 10)
+        assert "another klbench took the session over (pid 7 on elsewhere)" in runner.stop_reason
+    assert folder.events.read_bytes() == written
+    assert folder.read_lock() == other
+    assert runner.script[0].closed == 1
 
 
 # -- the socket ---------------------------------------------------------------------------------------------
@@ -207,6 +248,54 @@ async def test_a_refusal_comes_back_with_its_reason(folder):
     async with runner_of(folder):
         with pytest.raises(UsageError, match="nothing is in progress"):
             await send(folder, cmd.Cancel())
+
+
+async def test_one_connection_has_control_and_the_others_are_refused_until_it_leaves(folder):
+    async with runner_of(folder) as runner:
+        first, second = await attach(folder), await attach(folder)
+        await first.take_control()
+        with pytest.raises(UsageError, match="another terminal controls") as refused:
+            await second.take_control()
+        assert f"pid {os.getpid()}" in refused.value.why
+        for command in (cmd.Report(), cmd.Stop(), cmd.Cancel()):
+            with pytest.raises(UsageError, match="another terminal controls"):
+                await second.send(command)
+        await second.send(cmd.Ping())
+        await first.send(cmd.Run(helpers=["match"]))
+        await until(lambda: runner.state.last_job is not None)
+        assert runner.state.controller.client == first.name
+
+        await first.close()
+        await until(lambda: runner.state.controller is None)
+        await second.take_control()
+        await second.send(cmd.Report())
+        await until(lambda: runner.state.reports)
+        await second.close()
+    assert read_state(folder).controller is None
+
+
+async def test_control_is_taken_over_only_when_asked_and_a_detach_gives_it_up(folder):
+    async with runner_of(folder) as runner:
+        first, second = await attach(folder), await attach(folder)
+        await first.take_control()
+        await second.take_control(over=True)
+        assert runner.state.controller.client == second.name
+        with pytest.raises(UsageError, match="another terminal controls"):
+            await first.send(cmd.Stop())
+        await first.close()
+        assert runner.state.controller.client == second.name
+        await second.send(cmd.Detach())
+        assert runner.state.controller is None
+        await second.close()
+
+
+def test_a_killed_runner_leaves_nobody_in_control(folder):
+    with EventLog(folder.events) as log:
+        log.append(
+            ev.RunnerStarted(klbench_version="1", pid=1, host="x", target={}, options={}),
+        )
+        log.append(ev.ControlTaken(client="a", terminal="pts/1", pid=3))
+    assert read_state(folder).controller is None
 
 
 async def test_a_stop_command_ends_the_runner(folder):

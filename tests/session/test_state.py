@@ -79,6 +79,21 @@ def test_a_ready_server_tells_what_is_in_force_and_what_the_launch_cost():
     assert (server.facts, server.launch_s, server.fault) == ({"page_size": 1}, 21.0, "f")
 
 
+def test_what_the_server_said_is_kept_through_a_relaunch_that_never_becomes_ready():
+    again = [
+        ev.RunnerStarted(klbench_version="1", pid=8, host="h", target={"kind": "demo"}, options={}),
+        ev.ServerStarting(command="again", log="server/other.log", ready_to_capture=True, fault=None),
+        ev.ServerEnded(expected=True, exit_code=0, why="stopped", last_lines=[]),
+    ]
+    entries = [Entry(200 + number, 300.0 + number, event) for number, event in enumerate(again)]
+    for end in range(1, len(entries) + 1):
+        server = fold([*ENTRIES, *entries[:end]]).server
+        assert server.facts == {"page_size": 1}
+        assert not server.ready
+    said = ev.ServerReady(server={"page_size": 16}, url="http://127.0.0.1:1", launch_s=20.0)
+    assert fold([*ENTRIES, *entries[:2], Entry(210, 310.0, said)]).server.facts == {"page_size": 16}
+
+
 def test_an_arm_shows_its_progress_and_ends_full():
     (arm,) = after(ev.ArmProgress).run.helper("match").arms
     assert (arm.done, arm.total, arm.eta_s, arm.ended) == (40, 100, 2.0, False)

@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 os.environ["TEXTUAL_ANIMATIONS"] = "none"  # read when textual is imported
@@ -38,6 +39,8 @@ SHOTS = {
     "main": ((120, 36), []),
     "wide": ((160, 45), []),
     "tokens": ((120, 36), ["enter", "n", "n"]),
+    "all-tokens": ((120, 36), ["t", "slash", *"d>1 helper:prefill", "enter"]),
+    "compare": ((120, 36), ["c"]),
     "origin": ((120, 36), ["O"]),
     "verdict": ((120, 36), ["v"]),
     "log": ((120, 36), ["l"]),
@@ -62,19 +65,21 @@ def normalised(svg: str) -> str:
     return re.sub(r"font-family: Fira Code, monospace", f"font-family: {FONTS}", svg)
 
 
-async def draw(session: Path, out: Path) -> None:
+async def draw(session: Path, size: tuple[int, int], keys: list[str]) -> str:
+    """The SVG of what the session shows after some keys."""
     now = fold(read_log(SessionFolder(session).events)).at + 1.0
-    for name, (size, keys) in SHOTS.items():
-        app = WorkbenchApp(session=session, readonly=True, clock=lambda: now)
-        async with app.run_test(size=size) as pilot:
+    app = WorkbenchApp(session=session, readonly=True, clock=lambda: now)
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        for key in keys:
+            await pilot.press(key)
             await settle(pilot)
-            for key in keys:
-                await pilot.press(key)
-                await settle(pilot)
-            (out / f"{name}.svg").write_text(
-                normalised(app.export_screenshot(title="klbench")), encoding="utf-8"
-            )
-    app = WorkbenchApp(clock=lambda: now)
+        return normalised(app.export_screenshot(title="klbench"))
+
+
+async def draw_start() -> str:
+    """The SVG of the start screen."""
+    app = WorkbenchApp(clock=lambda: 0.0)
     app._list_sessions = lambda: None
     async with app.run_test(size=(120, 36)) as pilot:
         await settle(pilot)
@@ -85,7 +90,7 @@ async def draw(session: Path, out: Path) -> None:
         screen.show_model()
         await pilot.press("tab", "down", "down")
         await settle(pilot)
-        (out / "start.svg").write_text(normalised(app.export_screenshot(title="klbench")), encoding="utf-8")
+        return normalised(app.export_screenshot(title="klbench"))
 
 
 def record(session: Path) -> None:
@@ -113,6 +118,18 @@ def record(session: Path) -> None:
         )
 
 
+def draw_into(out: Path, names: Collection[str] = (*SHOTS, "start")) -> None:
+    """Draws the screens of these names into the folder, each in surroundings that are new and the same."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["KLBENCH_HOME"] = folder
+            os.environ["HOME"] = folder  # its session is then ~/NAME
+            session = Path(folder) / NAME
+            shutil.copytree(RECORDING, session)
+            drawing = draw_start() if name == "start" else draw(session, *SHOTS[name])
+            (out / f"{name}.svg").write_text(asyncio.run(drawing), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", type=Path, metavar="SESSION")
@@ -121,11 +138,7 @@ def main() -> None:
     if options.record:
         record(options.record.resolve())
     options.out.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["KLBENCH_HOME"] = folder
-        session = Path(folder) / NAME
-        shutil.copytree(RECORDING, session)
-        asyncio.run(draw(session, options.out))
+    draw_into(options.out)
     print(f"{len(SHOTS) + 1} screenshots in {options.out}")
 
 

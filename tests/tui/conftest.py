@@ -8,6 +8,7 @@ os.environ["TEXTUAL_ANIMATIONS"] = "none"  # read when textual is imported
 
 import pytest
 import recorded
+from terminals import Terminal
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
@@ -16,6 +17,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 def _private_surroundings(tmp_path, monkeypatch):
     """No test reads this machine's sessions, clock zone or colours."""
     monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))  # a session's folder is then ~/NAME on every screen
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("NO_COLOR", raising=False)
     time.tzset()
@@ -31,6 +33,21 @@ def finished(tmp_path):
 def measuring(tmp_path):
     """A session in the middle of its second helper."""
     return recorded.measuring(tmp_path / "20251129-dense")
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """Opens the workbench on a session in a pseudo-terminal, and ends it with the test."""
+    opened = []
+
+    def open_terminal(session=None, **options):
+        session = session or recorded.finished(tmp_path / "20251129-dense")
+        opened.append(Terminal(session, **options))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()
 
 
 @pytest.fixture

@@ -3,16 +3,29 @@
 The snapshots are plain files: a changed screen shows in a diff as what a user would see.
 """
 
+import numpy as np
 import pytest
 import recorded
-from pilots import press, screen_text, scripted_runner, settle, workbench
+from pilots import press, screen_text, scripted_runner, settle, until, workbench
 
+from klbench import settings
+from klbench.core.text import cell_width
 from klbench.session import commands as cmd
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder
-from klbench.session.link import SessionSummary
+from klbench.session.survey import SessionSummary
+from klbench.settings import remembered
 from klbench.tui.actions import ACTIONS, of_screen
 from klbench.tui.messages import MachineKnown, SessionsListed
+from klbench.tui.screens.dialogs import (
+    cancel_choice,
+    control_choice,
+    open_choice,
+    quit_choice,
+    relaunch_choice,
+    repeat_choice,
+    tour_choice,
+)
 
 SIZES = [(80, 24), (120, 40), (250, 70)]
 FIRST = recorded.first_dirty("prefill_cache_hit")
@@ -27,6 +40,8 @@ WAYS = {
     "commands": ["at"],
     "help": ["question_mark"],
     "zoomed": ["z"],
+    "all_tokens": ["t"],
+    "compare": ["c"],
 }
 
 
@@ -39,6 +54,16 @@ def at(size) -> str:
 async def test_screen_of_a_finished_session(name, size, finished, snapshot):
     async with workbench(finished, size=size) as (_app, pilot):
         snapshot(f"{name}-{at(size)}", await press(pilot, *WAYS[name]))
+
+
+@pytest.mark.parametrize("name", ["main", "tokens", "origin", "all_tokens"])
+async def test_the_smallest_window_shows_rows_and_keys_in_its_whole_width(name, finished, snapshot):
+    async with workbench(finished, size=(60, 16)) as (_app, pilot):
+        shown = await press(pilot, *WAYS[name])
+        assert "▌" in shown
+        assert shown.splitlines()[-1].endswith("? help  q quit")
+        assert max(map(cell_width, shown.splitlines())) == 60
+        snapshot(f"{name}-60x16", shown)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=at)
@@ -67,6 +92,8 @@ async def test_start_screen(size, tmp_path, snapshot):
             text = await press(pilot, key)
             if name and size == (80, 24):
                 snapshot(f"start-{name}-{at(size)}", text)
+        assert "match clean · prefill_cache_hit diverged" in text  # what the column may have no room for
+        assert "$ klbench open 20251129-dense" in text
 
 
 def summary(tmp_path) -> SessionSummary:
@@ -87,12 +114,44 @@ async def test_quit_dialog_of_a_live_session(size, finished, snapshot):
         snapshot(f"quit-{at(size)}", await press(pilot, "q"))
 
 
+DIALOGS = {
+    "quit": lambda: quit_choice(ours=True, job="experiment", launch_s=7260.0),
+    "quit attached": lambda: quit_choice(ours=False, job="experiment", launch_s=None),
+    "cancel": lambda: cancel_choice("run match, prefill_cache_hit, decode_cache_hit"),
+    "tour": lambda: tour_choice(),
+    "control": lambda: control_choice("pid 4194304 on pts/117 since 2025-11-29 19:27:34"),
+    "repeat": lambda: repeat_choice(7260.0),
+    "relaunch": lambda: relaunch_choice(None),
+    "relaunch known": lambda: relaunch_choice(7260.0),
+    "open": lambda: open_choice(
+        (
+            ("body", "the body of this call"),
+            ("log", "the server's log"),
+            ("commands", "the command log"),
+            ("report", "the newest report"),
+        ),
+        "a-pager-with-a-long-name",
+        "emacsclient",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIALOGS)
+async def test_every_dialog_shows_all_its_answers_in_the_smallest_window(name, finished):
+    dialog = DIALOGS[name]()
+    async with workbench(finished, size=(60, 16)) as (app, pilot):
+        app.push_screen(dialog)
+        await settle(pilot)
+        shown = [" ".join(line.strip(" │▌").split()) for line in screen_text(app).splitlines()]
+        assert all(f"{key} {what}" in shown for _, key, what in dialog._answers), screen_text(app)
+
+
 async def test_a_window_too_small_says_so_and_comes_back(finished):
     async with workbench(finished, size=(50, 14)) as (app, pilot):
         assert "at least 60 × 16" in screen_text(app)
         await pilot.resize_terminal(80, 24)
         await settle(pilot)
-        assert "1 helpers" in screen_text(app)
+        assert "[1] helpers" in screen_text(app)
 
 
 async def test_every_number_of_columns_from_60_on_draws_without_a_clipped_border(finished):
@@ -113,10 +172,10 @@ async def test_the_cursor_of_the_helpers_chooses_whose_requests_are_shown(finish
     async with workbench(finished) as (app, pilot):
         await press(pilot, "1", "down")
         assert app.model.helper.helper == "decode_cache_hit"
-        assert "2 requests · decode_cache_hit" in screen_text(app)
+        assert "[2] requests · decode_cache_hit" in screen_text(app)
         await press(pilot, "up", "up")
         text = await press(pilot, "enter")
-        assert "2 requests · match" in text
+        assert "[2] requests · match" in text
         assert "0 of 32 diverged" in text
 
 
@@ -138,7 +197,7 @@ async def test_escape_goes_one_level_back_and_loses_nothing(finished):
         await press(pilot, "down", "down", "enter", "v", "l")
         chosen = app.model.request
         await press(pilot, "escape", "escape", "escape")
-        assert "2 requests" in screen_text(app)
+        assert "[2] requests" in screen_text(app)
         assert app.model.request == chosen != FIRST
 
 
@@ -146,7 +205,7 @@ async def test_the_log_follows_until_the_user_moves(finished):
     async with workbench(finished) as (app, pilot):
         assert "following" in await press(pilot, "l")
         assert "not following" in await press(pilot, "k")
-        text = await press(pilot, "e")
+        text = await press(pilot, "exclamation_mark")
         assert "![2025-11-29 19:27:34] RuntimeError" in text
         assert "· following" in await press(pilot, "f")
         assert app.screen.query_one("LogView").here is None
@@ -218,11 +277,11 @@ async def test_what_the_runner_asks_is_shown_and_answered(tmp_path):
     recorder = recorded.start(path)
     recorded.launch(recorder)
     recorder.add(ev.JobStarted(job=1, kind="run", title="run"))
-    recorder.add(ev.Asked(what="Flush the cache of that server?", why="2 requests run on it."))
+    recorder.add(ev.Asked(what="Flush the cache of that server?", why="[2] requests run on it."))
     async with scripted_runner(path) as told, workbench(path, readonly=False) as (app, pilot):
         assert "Flush the cache of that server?" in screen_text(app)
-        assert "2 requests run on it." in screen_text(app)
-        await press(pilot, "y")
+        assert "[2] requests run on it." in screen_text(app)
+        await press(pilot, "a")
         assert told == [cmd.Confirm()]
 
 
@@ -247,9 +306,32 @@ async def test_quitting_a_finished_session_asks_nothing(finished):
         assert app.return_code == 0
 
 
-async def test_control_c_says_how_to_quit(finished):
-    async with workbench(finished) as (_app, pilot):
+async def test_control_c_says_how_to_quit_and_leaves_when_pressed_twice(finished):
+    async with workbench(finished) as (app, pilot):
         assert "press q to quit" in await press(pilot, "ctrl+c")
+        await press(pilot, "left", "ctrl+c")
+        assert app.return_code is None
+        await pilot.press("ctrl+c")
+        assert app.return_code == 0
+
+
+async def test_control_c_in_a_field_copies_what_is_selected_and_leaves_otherwise(finished):
+    async with workbench(finished) as (app, pilot):
+        await press(pilot, "slash", "k", "l", "shift+home", "ctrl+c")
+        assert app.clipboard == "kl"
+        assert not app.leaving
+        await press(pilot, "end", "ctrl+c")
+        assert app.leaving
+        await pilot.press("ctrl+c")
+        assert app.return_code == 0
+
+
+async def test_control_c_twice_leaves_from_the_help_over_the_start_screen():
+    async with workbench(None) as (app, pilot):
+        await press(pilot, "question_mark", "ctrl+c")
+        assert app.return_code is None
+        await pilot.press("ctrl+c")
+        assert app.return_code == 0
 
 
 PLACES = {
@@ -259,18 +341,30 @@ PLACES = {
     "verdict": ["v"],
     "log": ["l"],
     "commands": ["at"],
+    "all_tokens": ["t"],
+    "compare": ["c"],
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_every_action_of_every_screen_can_be_pressed(place, finished):
-    async with scripted_runner(finished):
+    async with scripted_runner(finished), workbench(finished, readonly=False) as (app, pilot):
         for action in of_screen(place):
-            async with workbench(finished, readonly=False) as (app, pilot):
-                await press(pilot, *PLACES[place])
-                assert app.screen.place == place
-                await press(pilot, action.keys[0])
-                assert app._exception is None, action.id
+            await back_to_main(app, pilot)
+            await press(pilot, *PLACES[place])
+            assert app.screen.place == place, action.id
+            await press(pilot, action.keys[0])
+            assert app._exception is None, action.id
+            assert app.return_code is None, action.id
+
+
+async def back_to_main(app, pilot) -> None:
+    """Whatever an action has opened is closed."""
+    while len(app.screen_stack) > 2:
+        app.pop_screen()
+    await settle(pilot)
+    if app.screen.has_class("has-zoom"):
+        await press(pilot, "z")
 
 
 async def test_every_action_of_lists_and_logs_can_be_pressed(finished):
@@ -290,15 +384,113 @@ async def test_the_palette_offers_the_actions_with_the_reason_why_not(finished):
 async def test_both_themes_draw(finished):
     async with workbench(finished) as (app, pilot):
         before = screen_text(app)
-        assert await press(pilot, "T") == before
+        assert "the light theme, also from now on" in await press(pilot, "T")
         assert app.theme == "klbench-light"
+        assert remembered()["theme"] == "light"
+        assert await press(pilot, "left") == before
 
 
-async def until(pilot, condition, deadline_s=10.0) -> None:
-    """Return once the condition holds."""
-    import asyncio
+async def test_every_action_of_the_start_screen_can_be_pressed(monkeypatch):
+    begun = []
 
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 - the follower polls a file
-            await asyncio.sleep(0.02)
-    await settle(pilot)
+    async def begin(self, start):  # noqa: ARG001
+        begun.append(start)
+
+    monkeypatch.setattr("klbench.tui.connection.Connection.begin", begin)
+    for action in of_screen("start"):
+        async with workbench(None) as (app, pilot):
+            await press(pilot, action.keys[0])
+            assert app._exception is None, action.id
+    assert [start.options.fault for start in begun] == [None, "restore-key"]
+
+
+async def test_the_filter_line_counts_keeps_and_gives_up(finished):
+    async with workbench(finished, size=(120, 40)) as (app, pilot):
+        table = app.screen.query_one("#requests-table")
+        assert "32 of 32" in await press(pilot, "slash", *"prompt>0")
+        text = await press(pilot, "x")
+        assert "'0x' is no number" in text
+        assert len(table.order) == 32
+        text = await press(pilot, "backspace", "enter")
+        assert table.has_focus
+        await press(pilot, "slash", *" differ>0", "enter")
+        assert table.describe_filter() == "5 of 32 · prompt>0 differ>0"
+        assert app.model.request == FIRST
+        text = await press(pilot, "escape")
+        assert "5 of 32 · prompt>0 differ>0" in text
+        text = await press(pilot, "slash", "escape")
+        assert len(table.order) == 32
+        assert "prompt>0" not in text
+
+
+async def test_all_tokens_are_filtered_by_helper_position_and_text_and_open_their_request(finished):
+    async with workbench(finished, size=(120, 40)) as (app, pilot):
+        await press(pilot, "t", "slash")
+        text = await press(pilot, *'helper:prefill tok:"[/INST]" offset:3..5 d>0', "enter")
+        table = app.screen.query_one("#all-tokens-table")
+        measured = app.model.measurements[1, "prefill_cache_hit"]
+        c = measured.columns
+        offset = np.arange(len(c.token_id)) % recorded.NEW_TOKENS
+        inst = next(token for token, text in recorded.HOSTILE.items() if text == "[/INST]")
+        wanted = (c.token_id == inst) & (offset >= 3) & (offset <= 5) & measured.differs
+        assert 0 < len(table.order) == np.count_nonzero(wanted)
+        assert f"{np.count_nonzero(wanted)} of 12,288" in text
+        await press(pilot, "enter")
+        at = int(np.flatnonzero(wanted)[0])
+        assert app.screen.place == "tokens"
+        assert app.model.request == at // recorded.NEW_TOKENS
+        assert app.screen.query_one("TokenView").table.row == at % recorded.NEW_TOKENS
+
+
+async def test_the_log_is_searched_by_text_and_by_regular_expression(finished):
+    async with workbench(finished, size=(120, 40)) as (app, pilot):
+        text = await press(pilot, "l", "slash", *"avail mem")
+        assert "1 of 47 lines" in text
+        text = await press(pilot, "enter")
+        assert "»[2025-11-29 19:27:31] Load weight begin." in text
+        text = await press(pilot, "slash", *["backspace"] * 9, *"re:token: 20[1-")
+        assert "no regular expression yet" in text
+        text = await press(pilot, *"3]", "enter")
+        assert app.screen.query_one("LogView").here is not None
+        first = app.screen.query_one("LogView").here
+        await press(pilot, "n")
+        assert app.screen.query_one("LogView").here == first + 1
+        await press(pilot, "N")
+        assert app.screen.query_one("LogView").here == first
+
+
+async def test_a_message_stays_until_the_next_key_and_covers_nothing(finished):
+    async with workbench(finished) as (app, pilot):
+        before = screen_text(app)
+        said = await press(pilot, "x")
+        assert "! nothing is running" in said
+        assert said.splitlines()[0] == before.splitlines()[0]
+        assert [line for line in said.splitlines() if line.startswith(" ▸")] == [
+            line for line in before.splitlines() if line.startswith(" ▸")
+        ]
+        assert await press(pilot, "left") == before
+
+
+async def test_the_forms_begin_with_what_was_set_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("KLBENCH_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text(
+        "[run]\nserver_python = '/opt/py'\nsamples = 7\nlaunch_timeout = 60\nnotify = true\n"
+    )
+    settings.remember("toured", True)
+    async with workbench(None, settings=settings.load()) as (app, pilot):
+        await press(pilot, "2", *"m")
+        start = app.screen.launch()
+        assert start.target.model_path == "m"
+        options = start.options
+        assert (options.server_python, options.samples, options.launch_timeout_s) == ("/opt/py", 7, 60)
+        assert app.screen.demo().options.notify
+        assert "--samples 7" in app.screen.demo().command_line()
+
+
+async def test_a_picture_of_the_screen_is_written_beside_the_session(finished):
+    async with workbench(finished) as (_app, pilot):
+        text = await press(pilot, "f12")
+        (picture,) = (finished / "pictures").iterdir()
+        assert picture.name in "".join(text.split())
+        assert "prefill_cache_hit" in picture.read_text(encoding="utf-8")
+        assert picture.stat().st_mode & 0o077 == 0

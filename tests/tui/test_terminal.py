@@ -1,125 +1,20 @@
 """The workbench in a real pseudo-terminal: what pilots cannot see.
 
-A terminal emulator (pyte) reads what is really written; signals are real; the process is real.
+What is really written is read; signals are real; the process is real.
 """
 
-import contextlib
-import fcntl
+import base64
 import os
-import pty
-import select
+import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import time
-from pathlib import Path
 
-import pyte
+import psutil
 import pytest
-import recorded
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import sys
-from pathlib import Path
-from klbench.tui.app import run_workbench
-sys.exit(run_workbench(session=Path(sys.argv[1]), start=None, readonly=True))
-"""
-DEADLINE_S = 60.0
-
-
-class Terminal:
-    """The workbench on a session, in a terminal of its own."""
-
-    def __init__(self, session: Path, *, rows=24, columns=80, script=SCRIPT) -> None:
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self.screen)
-        self.raw = b""
-        self.master, slave = pty.openpty()
-        self.resize(rows, columns)
-        self.before = termios.tcgetattr(slave)
-        self._slave = slave
-        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", script, str(session)],
-            stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
-        )  # fmt: skip
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.resize(rows, columns)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self.screen.display)
-
-    def read(self, wait_s: float) -> bool:
-        """Take what was written within `wait_s`; False when there was nothing."""
-        ready, _, _ = select.select([self.master], [], [], wait_s)
-        if not ready:
-            return False
-        try:
-            data = os.read(self.master, 65536)
-        except OSError:
-            return False
-        self.raw += data
-        self._stream.feed(data)
-        return True
-
-    def until(self, wanted) -> None:
-        """Read until `wanted(self)`; fails at the deadline with what was seen."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not wanted(self):
-            assert time.monotonic() < deadline, f"not seen in time:\n{self.text}"
-            self.read(0.1)
-
-    def press(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    def ended(self) -> int:
-        """The exit code, with everything that was written until then."""
-        deadline = time.monotonic() + DEADLINE_S
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, self.text
-            self.read(0.1)
-        while self.read(0.05):
-            pass
-        return self.process.returncode
-
-    def restored(self) -> bool:
-        """Whether the terminal is as it was: no alternate screen, cursor shown, mouse off, lines cooked."""
-        left = self.raw.rfind(b"\x1b[?1049l") > self.raw.rfind(b"\x1b[?1049h")
-        cursor = self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
-        mouse = self.raw.rfind(b"\x1b[?1000l") > self.raw.rfind(b"\x1b[?1000h")
-        return left and cursor and mouse and termios.tcgetattr(self._slave) == self.before
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for handle in (self.master, self._slave):
-            with contextlib.suppress(OSError):
-                os.close(handle)
-
-
-@pytest.fixture
-def terminal(tmp_path):
-    opened = []
-
-    def open_terminal(session=None, **options):
-        session = session or recorded.finished(tmp_path / "20251129-dense")
-        opened.append(Terminal(session, **options))
-        return opened[-1]
-
-    yield open_terminal
-    for one in opened:
-        one.close()
+from terminals import SCRIPT
 
 
 def drawn(terminal) -> bool:
-    return "2 requests" in terminal.text and "q quit" in terminal.text and "▌" in terminal.text
+    return "[2] requests" in terminal.text and "q quit" in terminal.text and "▌" in terminal.text
 
 
 def test_it_starts_draws_and_quits_leaving_the_terminal_as_it_was(terminal):
@@ -129,6 +24,14 @@ def test_it_starts_draws_and_quits_leaving_the_terminal_as_it_was(terminal):
     assert it.ended() == 0
     assert it.restored()
     assert b"klbench open 20251129-dense" in it.raw
+
+
+@pytest.mark.parametrize("when", ["first frame", "before it"])
+def test_a_key_typed_ahead_of_the_screen_is_not_lost(terminal, when):
+    it = terminal()
+    it.until(drawn if when == "first frame" else lambda t: b"\x1b[?1049h" in t.raw)
+    it.press(b"\r")
+    it.until(lambda t: "request 23" in t.text.splitlines()[0])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -146,7 +49,7 @@ def test_a_lost_terminal_ends_the_screen_quietly(terminal, tmp_path):
     os.close(it.master)
     os.close(it._slave)
     os.kill(it.process.pid, signal.SIGHUP)
-    assert it.process.wait(DEADLINE_S) == 129
+    assert it.process.wait(60.0) == 129
     assert not list((tmp_path / "20251129-dense").glob("crash-*"))
 
 
@@ -179,6 +82,14 @@ def test_it_survives_a_storm_of_sizes(terminal):
     assert it.ended() == 0
 
 
+def test_a_size_in_the_environment_does_not_hold_the_screen(terminal):
+    it = terminal(COLUMNS="80", LINES="24")
+    it.until(drawn)
+    it.resize(40, 120)
+    os.kill(it.process.pid, signal.SIGWINCH)
+    it.until(lambda t: drawn(t) and t.text.splitlines()[-1].startswith(" enter tokens"))
+
+
 def test_an_idle_screen_sends_nothing(terminal):
     it = terminal()
     it.until(drawn)
@@ -189,8 +100,8 @@ def test_an_idle_screen_sends_nothing(terminal):
 
 def test_a_crash_of_the_screen_restores_the_terminal_and_prints_no_values(terminal, tmp_path):
     script = SCRIPT.replace(
-        "from klbench.tui.app import run_workbench",
-        "from klbench.tui.app import run_workbench\n"
+        "from klbench.tui.terminal import run_workbench",
+        "from klbench.tui.terminal import run_workbench\n"
         "from klbench.tui.screens.main import MainScreen\n"
         "def broken(self):\n    value = 'hunter2' + 'hunter2'\n    raise RuntimeError('broken on purpose')\n"
         "MainScreen.do_pane_1 = broken",
@@ -206,3 +117,128 @@ def test_a_crash_of_the_screen_restores_the_terminal_and_prints_no_values(termin
     (kept,) = (tmp_path / "20251129-dense").glob("crash-workbench-*.txt")
     assert "broken on purpose" in kept.read_text()
     assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_control_z_suspends_and_the_foreground_brings_it_back(terminal):
+    it = terminal()
+    it.until(drawn)
+    it.press(b"\x1a")
+    it.until(lambda t: psutil.Process(t.process.pid).status() == psutil.STATUS_STOPPED)
+    assert it.restored()
+    it.screen.reset()
+    os.kill(it.process.pid, signal.SIGCONT)
+    it.until(drawn)
+    it.press(b"q")
+    assert it.ended() == 0
+    assert it.restored()
+
+
+def test_errors_to_a_file_leave_the_screen_on_the_terminal(terminal, tmp_path):
+    with open(tmp_path / "errors", "wb") as errors:
+        it = terminal(flags=[], stderr=errors)
+    it.until(drawn)
+    it.press(b"q")
+    assert it.ended() == 0
+    assert it.restored()
+    said = (tmp_path / "errors").read_bytes()
+    assert b"klbench open 20251129-dense" in said
+    assert b"\x1b" not in said
+
+
+@pytest.mark.parametrize("kind", ["dumb", ""])
+def test_a_terminal_that_cannot_move_its_cursor_is_told_what_works(terminal, kind):
+    it = terminal(flags=["--theme", "dark"], TERM=kind)
+    it.until(lambda t: t.process.poll() is not None)
+    it.ended()
+    assert b"\x1b" not in it.raw
+    assert b"prefill_cache_hit" in it.raw  # what the session holds, as text
+
+
+def test_ascii_sends_nothing_but_ascii(terminal):
+    it = terminal(flags=["--ascii"], rows=50, columns=160)
+    it.until(lambda t: "[2] requests" in t.text and "q quit" in t.text)
+    for key in (b"\r", b"\x1b", b"l", b"\x1b", b"O", b"\x1b", b"?"):
+        before = len(it.raw)
+        it.press(key)
+        it.until(lambda t, before=before: len(t.raw) > before)
+        it.settle()
+    assert it.raw.isascii()
+    assert b"'\\u7684'" in it.raw
+    assert b"'[/INST]'" in it.raw
+
+
+def colours(raw: bytes) -> set[bytes]:
+    """Every parameter of the colour sequences in `raw`."""
+    return {part for found in re.findall(rb"\x1b\[([0-9;]*)m", raw) for part in found.split(b";") if part}
+
+
+def test_no_color_sends_no_colour(terminal):
+    it = terminal(NO_COLOR="1")
+    it.until(drawn)
+    it.press(b"\r")
+    it.until(lambda t: "request 23" in t.text.splitlines()[0])
+    it.settle()
+    assert colours(it.raw) <= {b"0", b"1", b"2", b"7", b"22", b"27", b"39", b"49"}
+
+
+def test_a_terminal_of_16_colours_gets_no_others(terminal):
+    it = terminal(flags=[], TERM="screen")
+    it.until(drawn)
+    it.settle()
+    assert not {b"38", b"48"} & colours(it.raw)
+    assert colours(it.raw) & {b"34", b"44", b"94", b"97"}
+
+
+def test_a_slow_link_gets_a_third_fewer_bytes_and_no_mouse(terminal):
+    usual = terminal(flags=[], rows=40, columns=120, COLORTERM="truecolor")
+    usual.until(drawn)
+    usual.settle()
+    slow = terminal(flags=["--slow-link"], rows=40, columns=120, COLORTERM="truecolor")
+    slow.until(drawn)
+    slow.settle()
+    sent = []
+    for it in (usual, slow):
+        before = len(it.raw)
+        it.press(b"t")
+        it.settle()
+        sent.append(len(it.raw) - before)
+    assert sent[1] < 0.67 * sent[0]
+    assert b"\x1b[?1000h" in usual.raw
+    assert b"\x1b[?1000h" not in slow.raw
+
+
+def test_a_slow_ssh_line_is_noticed_and_what_helps_is_said(terminal):
+    it = terminal(flags=[], SSH_CONNECTION="1 2 3 4")
+    it.until(lambda t: b"\x1b[6n" in t.raw)
+    it.read(0.25)  # the line's round trip
+    it.press(b"\x1b[24;80R")
+    it.until(lambda t: drawn(t) and "klbench --slow-link sends less" in t.text)
+    it.press(b"j")
+    it.until(lambda t: "--slow-link" not in t.text)
+
+
+def test_a_copy_goes_to_the_terminal_and_into_a_file(terminal, tmp_path):
+    it = terminal(flags=[])
+    it.until(drawn)
+    it.press(b"@")
+    it.until(lambda t: "what was run" in t.text)
+    it.press(b"y")
+    it.until(lambda t: "OSC 52" in t.text)
+    found = re.search(rb"\x1b\]52;c;([A-Za-z0-9+/=]*)\x07", it.raw)
+    copied = base64.b64decode(found[1]).decode()
+    assert copied.startswith("curl -d ")
+    assert "\x1b" not in copied
+    assert (tmp_path / "20251129-dense" / "clipboard.txt").read_text() == copied
+
+
+def test_the_theme_is_remembered(terminal):
+    it = terminal(flags=[], COLORTERM="truecolor")
+    it.until(drawn)
+    it.press(b"T")
+    it.until(lambda t: "the light theme" in t.text)
+    it.press(b"q")
+    assert it.ended() == 0
+    again = terminal(flags=[], COLORTERM="truecolor")
+    again.until(drawn)
+    again.settle()
+    assert b"48;2;250;251;252" in again.raw

@@ -7,6 +7,7 @@ import pytest
 from pilots import screen_text
 from textual.app import App
 
+from klbench.tui.filtering import FilterError
 from klbench.tui.themes import DARK
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
@@ -122,19 +123,115 @@ async def test_columns_that_do_not_fit_go_by_their_rank():
 
 @pytest.mark.parametrize("rows", [1_000_000])
 async def test_a_million_rows_open_and_answer_at_once(rows):
+    # Processor time: what else the machine does is not the table's.
     values = np.random.default_rng(2).random(rows)
     app = Bench(numbers(values))
-    began = time.perf_counter()
+    began = time.process_time()
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert time.perf_counter() - began < 1.5
+        assert time.process_time() - began < 1.5
         table = app.query_one(VirtualTable)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(50):
             table.action_page_down()
-        assert (time.perf_counter() - began) / 50 < 0.016
-        began = time.perf_counter()
+        assert (time.process_time() - began) / 50 < 0.016
+        began = time.process_time()
         table.action_sort_next()
         table.action_sort_next()
-        assert time.perf_counter() - began < 1.0
+        assert time.process_time() - began < 0.1  # a thread sorts meanwhile
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert time.process_time() - began < 2.0
         assert values[table.order[0]] == values.max()
+        table.filter("value>0.999")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert len(table.order) == np.count_nonzero(values > 0.999)
+        assert table.describe_filter() == f"{len(table.order):,} of 1,000,000 · value>0.999"
+
+
+def line_of(app, marker="▌") -> int:
+    """The line of the screen that the cursor's mark is on."""
+    return next(y for y, line in enumerate(screen_text(app).splitlines()) if line.startswith(marker))
+
+
+async def test_rows_that_come_above_move_neither_the_cursor_nor_its_line():
+    app = Bench(numbers(np.arange(300), keys=np.arange(300)))
+    async with app.run_test(size=(60, 20)) as pilot:
+        table = app.query_one(VirtualTable)
+        table.move_to(150)
+        await pilot.pause()
+        await pilot.press("down", "down")
+        await pilot.pause()
+        before = line_of(app)
+        table.show_rows(numbers(np.arange(400), keys=np.arange(-100, 300)))
+        await pilot.pause()
+        await pilot.pause()
+        assert table.rows.key(table.row) == 152
+        assert line_of(app) == before
+
+
+async def test_a_filter_keeps_the_row_under_the_cursor_and_says_what_it_leaves():
+    app = Bench(numbers(np.arange(300)))
+    async with app.run_test(size=(60, 20)) as pilot:
+        table = app.query_one(VirtualTable)
+        table.move_to(150)
+        table.filter("value>=100 value<200")
+        await pilot.pause()
+        assert (len(table.order), table.row) == (100, 150)
+        table.filter("value>1000")
+        await pilot.pause()
+        assert "No row passes the filter value>1000" in screen_text(app)
+        with pytest.raises(FilterError):
+            table.filter("value>")
+        assert table.filter_text == "value>1000"
+        table.filter("")
+        assert len(table.order) == 300
+
+
+async def test_new_rows_with_other_columns_drop_a_filter_that_no_longer_fits():
+    app = Bench(numbers(np.arange(30)))
+    async with app.run_test(size=(60, 20)):
+        table = app.query_one(VirtualTable)
+        table.filter("value>3")
+        table.show_rows(numbers(np.arange(50)))
+        assert len(table.order) == 46
+        table.show_rows(Rows((Column("other", "other", 5, str, np.arange(9)),), 9))
+        assert (len(table.order), table.filter_text) == (9, "")
+
+
+async def test_a_copy_is_the_row_or_all_rows_with_everything_visible():
+    cells = ["plain", "tab\there", "\x1b[31m"]
+    rows = Rows((Column("row", "#", 3, str), Column("cell", "cell", 20, lambda r: cells[r])), 3)
+    app = Bench(rows)
+    async with app.run_test(size=(60, 20)) as pilot:
+        table = app.query_one(VirtualTable)
+        await pilot.press("down")
+        assert table.as_text(whole=False) == "#\tcell\n1\ttab⇥here\n"
+        assert table.as_text(whole=True) == "#\tcell\n0\tplain\n1\ttab⇥here\n2\t␛[31m\n"
+
+
+async def test_a_line_that_goes_on_to_the_right_says_so():
+    rows = Rows((Column("cell", "cell", 100, lambda _r: "x" * 100),), 30)
+    app = Bench(rows)
+    async with app.run_test(size=(60, 20)) as pilot:
+        lines = screen_text(app).splitlines()
+        assert lines[1].rstrip().endswith("x›")
+        await pilot.press(*["right"] * 8)
+        await pilot.pause()
+        assert "›" not in screen_text(app)
+
+
+async def test_the_scroll_bar_is_drawn_again_only_where_its_thumb_moves(monkeypatch):
+    app = Bench(numbers(np.arange(100_000)))
+    async with app.run_test(size=(60, 12)) as pilot:
+        table = app.query_one(VirtualTable)
+        bar, drawn = table.vertical_scrollbar, []
+        await pilot.press("pagedown")
+        await pilot.pause()
+        monkeypatch.setattr(bar, "refresh", lambda *_, **__: drawn.append(bar.position))
+        await pilot.press("pagedown")
+        assert bar.position == table.scroll_offset.y > 0
+        assert drawn == []
+        await pilot.press("end")
+        assert drawn[-1] == bar.position == table.scroll_offset.y > 99_000

@@ -9,7 +9,7 @@ from klbench.session.log import read_log
 from klbench.session.state import HelperState, fold
 from klbench.tui import wording
 from klbench.tui.measurement import measure
-from klbench.tui.screens.origin import evidence_lines, finding_line, no_finding, progress_bar, read_map
+from klbench.tui.origin_words import evidence_lines, finding_line, no_finding, progress_bar, read_map
 from klbench.tui.screens.tokens import describe_shape
 
 
@@ -49,12 +49,12 @@ def test_a_running_arm_shows_how_far_it_is_how_long_and_how_long_still(measuring
 
 def test_the_verdict_is_a_sentence_with_its_grade_and_the_next_step(finished):
     state = state_of(finished)
-    said = wording.sentences(state, live=False, now=state.at, request=5)
+    said = wording.sentences(state, live=False, now=state.at, todo="locate the origin · press o")
     assert said[0].startswith("Only requests with cached tokens")
-    assert said[1] == "Looks like two different computations (condition 2) · probable"
-    assert said[2] == "Next: locate the origin in request 5, the one under the cursor · press o"
+    assert said[1] == "Found: different function (condition 2) · probable"
+    assert said[2] == "Next: locate the origin · press o"
     located = state.located[0]
-    known = wording.sentences(state, live=False, now=state.at, request=located.request, located=located)
+    known = wording.sentences(state, live=False, now=state.at, todo="anything", located=located)
     assert known[2].startswith(
         f"Origin of request {located.request}: model.layers.1.self_attn.attn (probable)"
     )
@@ -74,6 +74,19 @@ def test_an_error_is_what_why_and_next_until_something_new_was_measured(tmp_path
     assert "port taken" not in "".join(wording.sentences(state_of(recorder.folder), live=True, now=0.0))
 
 
+@pytest.mark.parametrize(("kind", "covers"), [("replay", False), ("report", False), ("run", True),
+                                              ("relaunch", True)])  # fmt: skip
+def test_only_an_error_that_leaves_nothing_to_measure_with_stands_before_a_verdict(finished, kind, covers):
+    judged = wording.sentences(state_of(finished), live=True, now=0.0)
+    recorder = recorded.Recorder(finished, at=recorded.BEGAN_AT + 500, seq=500)
+    recorder.add(ev.JobStarted(job=9, kind=kind, title="it"))
+    recorder.add(ev.Trouble(level="error", what="it cannot be"))
+    for _ in range(2):
+        said = wording.sentences(state_of(finished), live=True, now=0.0)
+        assert said == (["✗ it cannot be"] if covers else judged)
+        recorder.add(ev.JobEnded(job=9, outcome="failed", elapsed_s=0.1))
+
+
 def test_a_dead_server_shows_its_own_last_words(tmp_path):
     recorder = recorded.start(tmp_path / "s")
     recorder.add(ev.ServerEnded(expected=False, exit_code=1, why="the scheduler died", last_lines=["OOM"]))
@@ -81,7 +94,6 @@ def test_a_dead_server_shows_its_own_last_words(tmp_path):
     assert said == [
         "✗ The server failed: the scheduler died",
         "its last words: OOM",
-        "Next: look at its log · press l",
     ]
 
 
@@ -105,6 +117,17 @@ def test_not_deterministic_and_radix_off_are_shouted(tmp_path):
     assert "radix OFF" in title
 
 
+def test_a_masked_operator_is_named_once_however_many_phases_hide_it():
+    names = [f"model.layers.{layer}.self_attn.attn" for layer in range(1, 7)]
+    masked = [{"module": name, "phase": phase} for name in names for phase in ("extend", "decode")]
+    assert evidence_lines({"masked": masked[:4]}) == [
+        f"Masked, in its causal cone and not judged: {names[0]}, {names[1]}"
+    ]
+    assert evidence_lines({"masked": masked}) == [
+        f"Masked, in its causal cone and not judged: {', '.join(names[:4])} and 2 more"
+    ]
+
+
 def test_a_map_that_is_not_one_is_no_map():
     good = {"layers": ["0", "head"], "positions": [4, 5], "cells": [[0, 3], [-1, 2]]}
     labels, positions, cells = read_map(good)
@@ -122,7 +145,7 @@ def test_a_map_that_is_not_one_is_no_map():
 def test_a_finding_says_all_kinds_that_remain_its_grade_and_its_row():
     result = recorded.located(4, "match")
     line = finding_line(result["findings"][0])
-    assert line == " PROBABLE  state_restore or operator  model.layers.1.self_attn.attn  row 267  extend"
+    assert line == " PROBABLE  state_restore or operator  model.layers.1.self_attn.attn  row 267, extend"
     said = " ".join(evidence_lines(result))
     assert "Masked, in its causal cone and not judged: model.layers.1.self_attn.o_proj" in said
     assert "Capture changed no logprob." in said
@@ -134,6 +157,7 @@ def test_progress_never_passes_its_end():
     assert progress_bar(5, 10, 10) == "█████░░░░░  50 %"
     assert progress_bar(15, 10, 10) == "██████████  100 %"
     assert progress_bar(5, 0, 10) == ""
+    assert progress_bar(0, 10, 10) == ""
 
 
 def test_the_shape_of_the_differences_is_told_apart():
@@ -152,3 +176,15 @@ def test_the_shape_of_the_differences_is_told_apart():
     later = describe_shape(with_differences([40, 41]), 0)
     assert f"token {int(dirty.prompt_len[0]) + 40}" in later[0]
     assert "2 of 128" in describe_shape(with_differences([0, 9]), 0)[0]
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 120, 160])
+def test_what_it_is_doing_ends_with_a_whole_word(width, measuring, finished):
+    for session in (measuring, finished):
+        state = state_of(session)
+        whole = wording.status(state, 400, live=True, mark="", now=state.at)
+        line = wording.status(state, width, live=True, mark="", now=state.at)
+        assert len(line) <= width
+        assert "…" not in line
+        assert set(line.replace(",", " ").split()) <= set(whole.replace(",", " ").split())
+    assert "3 of 3 helpers done in 0:17" in line

@@ -127,3 +127,16 @@ def test_no_two_prompts_share_a_prefix() -> None:
 def test_impossible_prompts_are_refused(count: int, tokens: int, vocab: int) -> None:
     with pytest.raises(ValueError, match="no prompts"):
         seeded_prompts(count, tokens, 1, vocab)
+
+
+def test_the_mixture_of_experts_has_heads_on_a_gpu_that_its_rotary_embedding_can_store(
+    tmp_path: Path,
+) -> None:
+    there, here = recipe("moe", on_gpu=True), recipe("moe")
+    shapes = {plan.name: plan.shape for plan in there.weights}
+    assert there.config["head_dim"] == 128
+    assert shapes["model.layers.0.self_attn.q_proj.weight"] == (4 * 128, 128)
+    assert shapes["model.layers.0.self_attn.k_norm.weight"] == (128,)
+    assert here.config["head_dim"] == 32
+    assert make_model("moe", tmp_path, on_gpu=True) != make_model("moe", tmp_path)
+    assert recipe("dense", on_gpu=True) == recipe("dense")

@@ -1,4 +1,5 @@
-"""Help: every key of the screen it was called from, with what it does and why it cannot be done now."""
+"""Help: every key of the screen it was called from, with what it does and why it cannot be done now; and the
+manual, a topic of which appears below the keys when its name is typed."""
 
 from __future__ import annotations
 
@@ -10,9 +11,13 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
+from klbench import manual
 from klbench.core.text import fit, wrap
+from klbench.manual.render import render
 from klbench.tui import actions
 from klbench.tui.actions import Situation
+from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.widgets.field import Field
 from klbench.tui.widgets.text import Lines
 
 _ABOUT = {
@@ -30,7 +35,7 @@ _ABOUT = {
 }
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(OnePicture[None], ModalScreen[None]):
     """Searchable list of the keys of `place`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -59,9 +64,9 @@ class HelpScreen(ModalScreen[None]):
         with Vertical() as box:
             box.border_title = f"help · {self._place}"
             box.border_subtitle = "esc closes"
-            search = Input(placeholder="type to search the keys", select_on_focus=False)
-            search.cursor_blink = False  # nothing moves by itself: it would cross a slow line for ever
-            yield search
+            yield Field(
+                placeholder="type to search the keys, or a topic of the manual", select_on_focus=False
+            )
             with VerticalScroll(can_focus=False):
                 yield Lines(id="keys")
 
@@ -93,17 +98,35 @@ class HelpScreen(ModalScreen[None]):
 def help_lines(place: str, situation: Situation, search: str = "", width: int = 100) -> list[str]:
     """Every action of the screen and of the lists on it that `search` finds, grouped, in lines of `width`."""
     found: list[str] = [] if search else [*wrap(_ABOUT.get(place, ""), width), ""]
-    widgets = [("IN TABLES", "table"), ("IN THE LOG", "lines")]
-    groups = [("KEYS OF THIS SCREEN", place), *(widgets[1:] if place == "log" else widgets[:1])]
+    lines, table, layers = ("IN THE LOG", "lines"), ("IN TABLES", "table"), ("ON THE MAP", "map")
+    inside = {"log": [lines], "origin": [table, layers]}.get(place, [table])
+    groups = [("KEYS OF THIS SCREEN", place), *inside]
     for heading, where in groups:
-        lines = []
+        said = []
         for action in actions.of_screen(where):
             keys = " ".join(actions.shown(key) for key in action.keys)
             answer = action.enabled(situation)
             text = action.help + ("" if answer is True else f" Not now: {answer}.")
             if search.lower() in f"{keys} {action.label} {text}".lower():
                 line = f"  {fit(keys, 11)} {fit(action.label, 20)} {text}"
-                lines += wrap(line, width, indent=" " * 35)
-        if lines:
-            found += [heading, *lines, ""]
-    return found or [f"no key of this screen has to do with {search!r}"]
+                said += wrap(line, width, indent=" " * 35)
+        if said:
+            found += [heading, *said, ""]
+    found += manual_lines(search, width)
+    return found or [f"no key of this screen and no topic of the manual has to do with {search!r}"]
+
+
+def manual_lines(search: str, width: int) -> list[str]:
+    """The topic of the manual that `search` names, and where else it is spoken of; without, the topics."""
+    if not search:
+        names = " · ".join(topic.name for topic in manual.TOPICS)
+        return ["MANUAL", *wrap(f"  type a topic to read it here: {names}", width, indent="  ")]
+    named, others = manual.about(search)
+    found: list[str] = []
+    if named is not None:
+        first, *rest = (line.text for line in render(manual.markdown(named), width))
+        found += [f"MANUAL: {first}", *rest, ""]
+    if others:
+        names = " · ".join(topic.name for topic in others)
+        found += wrap(f"The manual speaks of it, too: type {names}", width, indent="  ")
+    return found

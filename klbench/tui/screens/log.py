@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
 from textual.widget import Widget
 
+from klbench.core.text import counted
 from klbench.tui import wording
-from klbench.tui.actions import bindings
+from klbench.tui.actions import bindings, key_of
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.tables import call_rows
+from klbench.tui.widgets.filter_bar import FilterBar
 from klbench.tui.widgets.log_view import LogView
 from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.virtual_table import VirtualTable
@@ -23,6 +26,8 @@ class LogScreen(WorkScreen):
     BINDINGS = bindings("log")
     AUTO_FOCUS = "LogView"
 
+    _searched = ""
+
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
         yield Lines(id="status")
@@ -31,9 +36,7 @@ class LogScreen(WorkScreen):
     def draw(self) -> None:
         model = self.model
         self.query_one("#title", Lines).show(wording.title(model.state, model.session_name, self.size.width))
-        doing = wording.status(
-            model.state, self.size.width, live=model.live, readonly=model.readonly, now=model.now
-        )
+        doing = wording.status(model.state, self.size.width, live=model.live, mark=model.mark, now=model.now)
         self.query_one("#status", Lines).show(doing)
         self.query_one(LogView).show(model.log_lines, model.log_revision, model.log_dropped)
         self._entitle()
@@ -45,9 +48,52 @@ class LogScreen(WorkScreen):
         view = self.query_one(LogView)
         view.follow(not view.following)
 
+    def do_search(self) -> None:
+        self.query_one(FilterBar).open(self._searched, "text, or re: and a regular expression")
+
+    def on_filter_bar_typed(self, message: FilterBar.Typed) -> None:
+        """Mark what holds the text; goes to the first match when it is kept."""
+        view, text = self.query_one(LogView), message.text
+        try:
+            pattern = search_pattern(text)
+        except re.error as error:
+            self.say(f"no regular expression yet: {error}", "warning")
+            return
+        self._searched = text
+        count = view.search(pattern)
+        self.say(f"{count:,} of {view.count:,} {'line' if view.count == 1 else 'lines'}" if text else "")
+
+    def on_filter_bar_kept(self, _message: FilterBar.Kept) -> None:
+        self._close_search()
+        self._to_match(1)
+
+    def on_filter_bar_given_up(self, _message: FilterBar.GivenUp) -> None:
+        self._searched = ""
+        self.query_one(LogView).search(None)
+        self._close_search()
+
+    def _close_search(self) -> None:
+        self.query_one(FilterBar).close()
+        self.say("")
+        self.query_one(LogView).focus()
+
+    def do_next_match(self) -> None:
+        self._to_match(1)
+
+    def do_previous_match(self) -> None:
+        self._to_match(-1)
+
+    def _to_match(self, step: int) -> None:
+        if not self.query_one(LogView).next_match(step):
+            self.say(
+                f"no line holds {self._searched!r}"
+                if self._searched
+                else f"press {key_of('search')} to search first"
+            )
+
     def do_next_error(self) -> None:
         if not self.query_one(LogView).next_error():
-            self.app.notify("no line of the log speaks of an error", markup=False, timeout=3)
+            self.say("no line of the log speaks of an error")
 
     def _entitle(self) -> None:
         view = self.query_one(LogView)
@@ -57,6 +103,13 @@ class LogScreen(WorkScreen):
             f"{name or 'log'} · {'following' if view.following else 'not following'}",
             f"line {view.last_shown} of {view.count}" if view.count else "",
         )
+
+
+def search_pattern(text: str) -> re.Pattern[str] | None:
+    """What a search line looks for: the text in any case, or a regular expression behind `re:`."""
+    if not text:
+        return None
+    return re.compile(text[3:] if text.startswith("re:") else re.escape(text), re.IGNORECASE)
 
 
 class CommandsScreen(WorkScreen):
@@ -79,16 +132,23 @@ class CommandsScreen(WorkScreen):
     def draw(self) -> None:
         calls = self.model.state.calls
         total = self.model.state.seq
+        table = self.query_one("#calls", VirtualTable)
+        words = [table.describe_filter() or counted(len(calls), "line"), table.describe_sort()]
+        entitle(self.query_one("#commands", Pane), subtitle=" · ".join(filter(None, words)))
         if total == self._drawn:
             return
         self._drawn = total
-        table = self.query_one("#calls", VirtualTable)
         at_end = table.row is None or table.cursor == len(table.order) - 1
         times = [time.strftime("%H:%M:%S", time.localtime(call.at)) for call in calls]
         table.show_rows(call_rows(calls, times))
         if at_end:
             table.move_to(len(calls) - 1)
-        entitle(self.query_one("#commands", Pane), subtitle=f"{len(calls)} lines")
+
+    @property
+    def call(self) -> str:
+        """The command under the cursor."""
+        calls, row = self.model.state.calls, self.query_one("#calls", VirtualTable).row
+        return calls[row].line if row is not None and row < len(calls) else ""
 
     def on_virtual_table_highlighted(self, message: VirtualTable.Highlighted) -> None:
         calls = self.model.state.calls

@@ -7,33 +7,42 @@ done to whose server before anything is.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import msgspec
+import numpy as np
 from textual.containers import Horizontal, Vertical
 from textual.widget import Widget
 from textual.widgets import Input
 
 import klbench
+from klbench.defaults import DEMO_MAX_NEW_TOKENS, DEMO_PROMPT_TOKENS
+from klbench.engine.demo_faults import checked_faults, faults_of, fitting_samples
+from klbench.engine.path_map import read_path_map
 from klbench.errors import KlbenchError, UsageError
-from klbench.insitu.faults_catalogue import CATALOGUE
-from klbench.session.link import SessionSummary
-from klbench.session.request import DEMO_PROMPT_TOKENS, Options, StartRequest, Target
+from klbench.insitu.faults_catalogue import CATALOGUE, PAIR_CATALOGUE
+from klbench.session.request import Options, StartRequest, Target
+from klbench.session.survey import SessionSummary
 from klbench.tui.actions import bindings
 from klbench.tui.messages import Failed, OpenSession, StartWork
 from klbench.tui.model import Model
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.tables import session_rows
+from klbench.tui.widgets.field import Field
 from klbench.tui.widgets.text import Lines, Pane, Paragraphs, Sentences, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
+from klbench.zoo import Kind
 
-MODELS: tuple[tuple[str, str], ...] = (
+MODELS: tuple[tuple[Kind, str], ...] = (
     ("dense", "Qwen3: attention over everything before"),
     ("moe", "Qwen3-MoE: a router chooses experts"),
     ("swa", "Gemma3: layers with a window of 64 tokens"),
+    ("hybrid", "LFM2: short convolutions, some attention"),
 )
 FAULTS: tuple[tuple[str, tuple[str, str]], ...] = (
     ("", ("No fault: the real sglang on this machine, all three helpers", "should read exactly 0.")),
-    *((name, fault.explanation) for name, fault in CATALOGUE.items()),
+    *((name, fault.explanation) for name, fault in (CATALOGUE | PAIR_CATALOGUE).items()),
 )
 PANES = ("demo", "launch", "attach", "sessions")
 
@@ -49,23 +58,23 @@ class StartScreen(WorkScreen):
     BINDINGS = bindings("start")
     AUTO_FOCUS = "#models"
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, defaults: Mapping[str, Any] | None = None) -> None:
+        """`defaults` are fields of `Options` that the user has set once."""
         super().__init__(model)
+        self._defaults = dict(defaults or {})
         self.summaries: list[SessionSummary] = []
         self.machine = "Looking at what this machine can do."
         self._active = "demo"
 
     def content(self) -> Iterable[Widget]:
-        yield Lines(
-            f" klbench {klbench.__version__} · where do prefill and decode disagree, and why?", id="title"
-        )
+        yield Lines(f" klbench {klbench.__version__} · where do prefill and decode disagree?", id="title")
         yield Sentences(id="machine")
         yield Lines(id="tabs")
         with Horizontal(classes="row"):
             yield Pane(
                 Horizontal(VirtualTable(id="models"), VirtualTable(id="faults"), id="choices"),
                 Paragraphs(id="demo-text"),
-                title="1 demo",
+                title="[1] demo",
                 id="demo",
                 classes="active",
             )
@@ -74,19 +83,23 @@ class StartScreen(WorkScreen):
                 *_field("sglang arguments, they win over ours", "arguments", "for example --tp 2"),
                 *_field("server's Python, empty to find one", "server-python", ""),
                 Paragraphs(id="launch-text"),
-                title="2 launch",
+                title="[2] launch",
                 id="launch",
             )
         with Horizontal(classes="row"):
             yield Pane(
                 *_field("URL of a running server", "url", "http://127.0.0.1:30000"),
+                *_field(
+                    "server's folders = here, where it sees others", "path-maps", "for example /models=/mnt/m"
+                ),
                 Paragraphs(id="attach-text"),
-                title="3 attach",
+                title="[3] attach",
                 id="attach",
             )
             yield Pane(
                 VirtualTable(id="known", empty="No sessions yet: whatever you start is kept here."),
-                title="4 sessions",
+                Paragraphs(id="known-text"),
+                title="[4] sessions",
                 id="sessions",
             )
 
@@ -94,14 +107,14 @@ class StartScreen(WorkScreen):
         models = Rows(
             (
                 Column("model", "model", 6, lambda row: MODELS[row][0]),
-                Column("what", "what it is", 24, lambda row: MODELS[row][1], stretch=30),
+                Column("what", "what it is", 24, lambda row: MODELS[row][1], stretch=30, sentence=True),
             ),
             len(MODELS),
         )
-        fault = Column("fault", "planted fault", 16, lambda row: FAULTS[row][0] or "none")
-        faults = Rows((fault,), len(FAULTS))
         self.query_one("#models", VirtualTable).show_rows(models)
-        self.query_one("#faults", VirtualTable).show_rows(faults)
+        self._offer_faults()
+        if python := self._defaults.get("server_python"):
+            self.query_one("#server-python", Input).value = str(python)
         super().on_mount()
 
     def draw(self) -> None:
@@ -111,7 +124,7 @@ class StartScreen(WorkScreen):
         for row in self.query(".row"):
             row.set_class(any(pane.id == self._active for pane in row.query(Pane)), "has-active")
         tabs = "   ".join(
-            f"[{number} {name}]" if name == self._active else f" {number} {name} "
+            f"▸[{number}] {name}" if name == self._active else f" [{number}] {name}"
             for number, name in enumerate(PANES, 1)
         )
         self.query_one("#tabs", Lines).show(f" {tabs}")
@@ -131,42 +144,68 @@ class StartScreen(WorkScreen):
     # What each form would start
 
     def demo(self) -> StartRequest:
-        model = MODELS[self.query_one("#models", VirtualTable).row or 0][0]
-        fault = FAULTS[self.query_one("#faults", VirtualTable).row or 0][0]
-        return StartRequest(
-            target=Target(kind="demo", model=model),
-            options=Options(
-                prompt_tokens=DEMO_PROMPT_TOKENS,
-                max_new_tokens=128,
-                fault=fault or None,
-                ready_to_capture=True,
-            ),
+        model, fault = self._chosen_model(), FAULTS[self._chosen_fault()][0]
+        if fault not in faults_of(model):
+            # The model was changed a moment ago, and the list of faults follows.
+            fault = ""
+        options = self._options(
+            prompt_tokens=DEMO_PROMPT_TOKENS,
+            max_new_tokens=DEMO_MAX_NEW_TOKENS,
+            fault=fault or None,
+            ready_to_capture=True,
         )
+        if fault:
+            samples = fitting_samples(checked_faults(fault, model), options.samples)
+            options = msgspec.structs.replace(options, samples=samples)
+        return StartRequest(target=Target(kind="demo", model=model), options=options)
+
+    def _chosen_model(self) -> Kind:
+        return MODELS[self.query_one("#models", VirtualTable).row or 0][0]
+
+    def _chosen_fault(self) -> int:
+        """Its place in FAULTS."""
+        table = self.query_one("#faults", VirtualTable)
+        return table.rows.key(table.row) if table.row is not None else 0
+
+    def _offer_faults(self) -> None:
+        """Those that have a place in the chosen model; the chosen one stays where it is among them."""
+        fitting = {"", *faults_of(self._chosen_model())}
+        offered = [place for place, (name, _) in enumerate(FAULTS) if name in fitting]
+        before = self._chosen_fault()
+        column = Column("fault", "planted fault", 16, lambda row: FAULTS[offered[row]][0] or "none")
+        rows = Rows((column,), len(offered), np.array(offered))
+        self.query_one("#faults", VirtualTable).show_rows(rows, cursor_key=before if before in offered else 0)
 
     def launch(self) -> StartRequest:
         """Raises UsageError where the form cannot be understood."""
         path = self._value("model-path")
         if not path:
             raise UsageError("name a model to launch", next="a folder, or a name on the hub")
-        try:
-            arguments = tuple(shlex.split(self._value("arguments")))
-        except ValueError as error:
-            raise UsageError("the sglang arguments cannot be split", why=str(error)) from error
+        arguments = _words(self._value("arguments"), "the sglang arguments")
         return StartRequest(
             target=Target(kind="launch", model_path=path, arguments=arguments),
-            options=Options(ready_to_capture=True, server_python=self._value("server-python") or None),
+            options=self._options(ready_to_capture=True, server_python=self._value("server-python") or None),
         )
 
     def attach(self) -> StartRequest:
-        """Raises UsageError where there is no URL."""
+        """Raises UsageError where there is no URL, or a folder's pair is none."""
         url = self._value("url")
         if not url.startswith(("http://", "https://")):
             raise UsageError("name the server's URL", next="for example http://127.0.0.1:30000")
-        return StartRequest(target=Target(kind="url", url=url), options=Options())
+        maps = _words(self._value("path-maps"), "the folders")
+        options = self._options(path_maps=read_path_map(maps).spelled)
+        return StartRequest(target=Target(kind="url", url=url), options=options)
+
+    def _options(self, **chosen: Any) -> Options:
+        return Options(**(self._defaults | chosen))
 
     def on_virtual_table_highlighted(self, message: VirtualTable.Highlighted) -> None:
+        if message.table.id == "models":
+            self._offer_faults()
         if message.table.id in ("models", "faults"):
             self._draw_demo()
+        if message.table.id == "known":
+            self._draw_known(message.row)
 
     def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
         if message.table.id == "known":
@@ -179,7 +218,7 @@ class StartScreen(WorkScreen):
         self._draw_attach()
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
-        self._submit("attach" if message.input.id == "url" else "launch")
+        self._submit("attach" if message.input.id in ("url", "path-maps") else "launch")
 
     def _submit(self, pane: str) -> None:
         try:
@@ -190,6 +229,7 @@ class StartScreen(WorkScreen):
         self.post_message(StartWork(start))
 
     def on_descendant_focus(self) -> None:
+        super().on_descendant_focus()
         focused = self.focused
         pane = next((n for n in focused.ancestors if isinstance(n, Pane)), None) if focused else None
         if pane is not None and pane.id and pane.id != self._active:
@@ -224,7 +264,7 @@ class StartScreen(WorkScreen):
     def _open(self, name: str) -> None:
         self._active = name
         self.draw()
-        self.call_after_refresh(self.focus_in, f"#{name}")
+        self.focus_in(f"#{name}")
 
     def _value(self, name: str) -> str:
         return self.query_one(f"#{name}", Input).value.strip()
@@ -233,10 +273,18 @@ class StartScreen(WorkScreen):
         table = self.query_one("#faults", VirtualTable)
         if table.row is None or self.query_one("#models", VirtualTable).row is None:
             return
-        name, explanation = FAULTS[table.row]
+        name, explanation = FAULTS[self._chosen_fault()]
         first = f"{name}: {explanation[0]}" if name else explanation[0]
         self.query_one("#demo-text", Paragraphs).show_all(
             f"{first} {explanation[1]}", f"$ {self.demo().command_line()}", "enter starts it, tab goes on."
+        )
+
+    def _draw_known(self, row: int) -> None:
+        """All of what the table has no room for, of the session under the cursor."""
+        summary = self.summaries[row]
+        found = summary.found or summary.doing or "nothing measured"
+        self.query_one("#known-text", Paragraphs).show_all(
+            f"{summary.label} · {found}", f"$ klbench open {shlex.quote(summary.folder.path.name)}"
         )
 
     def _draw_launch(self) -> None:
@@ -254,7 +302,7 @@ class StartScreen(WorkScreen):
         )
 
     def _draw_attach(self) -> None:
-        options = Options()
+        options = self._options()
         tokens = _GENERATING * options.samples * options.max_new_tokens
         what = (
             f"On that server: {_FLUSHES} flushes of its cache and {_PASSES} passes over {options.samples} "
@@ -265,14 +313,21 @@ class StartScreen(WorkScreen):
         try:
             rest = (f"$ {self.attach().command_line()}", "enter attaches.")
         except KlbenchError as error:
-            rest = (f"{error.what}, {error.next}",)
+            rest = (", ".join(part for part in (error.what, error.why, error.next) if part),)
         self.query_one("#attach-text", Paragraphs).show_all(what, *rest)
 
 
 def _field(label: str, name: str, example: str) -> tuple[Widget, ...]:
-    field = Input(id=name, placeholder=example)
-    field.cursor_blink = False  # nothing moves by itself: it would cross a slow line for ever
+    field = Field(id=name, placeholder=example)
     return (Vertical(Lines(f" {label}", classes="label"), field, classes="field"),)
+
+
+def _words(typed: str, what: str) -> tuple[str, ...]:
+    """A field's words as a shell would split them. Raises UsageError for quotes that do not end."""
+    try:
+        return tuple(shlex.split(typed))
+    except ValueError as error:
+        raise UsageError(f"{what} cannot be split", why=str(error), next="close the quotes") from error
 
 
 def _age(seconds: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from textual.widget import Widget
 
-from klbench.core.text import fit, kl
+from klbench.core.text import kl, shortened
 from klbench.tui.actions import bindings
 from klbench.tui.measurement import Measurement
 from klbench.tui.screens.base import WorkScreen
@@ -32,6 +32,9 @@ class TokensScreen(WorkScreen):
         measured, request = self.model.measurement, self.model.request
         view = self.query_one(TokenView)
         view.show(measured, request)
+        if self.model.offset is not None and measured is not None:
+            view.table.move_to_key(self.model.offset)
+            self.model.offset = None
         entitle(self.query_one("#tokens", Pane), "difference by token position", view.place)
         if measured is None or request is None:
             self.query_one("#title", Lines).show(" klbench · tokens")
@@ -46,7 +49,7 @@ class TokensScreen(WorkScreen):
             f"{measured.differing[request]} of {measured.compared[request]} differ",
             f"kl {kl(float(measured.kl_nats[request]))}" if measured.compared[request] else "dropped",
         ]
-        self.query_one("#title", Lines).show(fit(" " + " · ".join(words), self.size.width))
+        self.query_one("#title", Lines).show(shortened(" " + " · ".join(words), self.size.width, more=" · …"))
         said = describe_shape(measured, request)
         self.query_one("#sentences", Sentences).say(said)
 
@@ -61,7 +64,7 @@ class TokensScreen(WorkScreen):
 
     def _step(self, step: int) -> None:
         if (said := self.query_one(TokenView).next_difference(step)) is not None:
-            self.app.notify(said, markup=False, timeout=3)
+            self.say(said)
 
 
 def describe_shape(measured: Measurement, request: int) -> list[str]:

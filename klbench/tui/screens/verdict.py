@@ -1,99 +1,145 @@
-"""What the run says: conditions with their grade, the evidence, the next steps, and what was not compared."""
+"""The verdict: conditions with their grade, hypotheses with what speaks for and against each, the one
+experiment that decides it, and what was and was not compared.
+
+Narrow windows show the evidence below the chosen hypothesis, wide ones beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from textual.containers import VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.widget import Widget
 
-from klbench.core.text import kl, visible, wrap
-from klbench.session.state import HelperState
-from klbench.tui import wording
-from klbench.tui.actions import bindings
-from klbench.tui.model import Model
+from klbench.core.experiments import CATALOGUE
+from klbench.core.text import visible
+from klbench.session import commands as cmd
+from klbench.tui import actions, verdict_words, wording
+from klbench.tui.messages import Perform, Send
 from klbench.tui.screens.base import WorkScreen
-from klbench.tui.widgets.text import Lines
+from klbench.tui.widgets.text import Lines, Pane, entitle
+from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
+
+_MOST_ROWS = 6
 
 
 class VerdictScreen(WorkScreen):
-    """Plain text that scrolls."""
+    """The cursor of the hypotheses chooses which one is explained."""
 
     place = "verdict"
-    BINDINGS = bindings("verdict")
-    AUTO_FOCUS = "#body"
+    BINDINGS = actions.bindings("verdict")
+    AUTO_FOCUS = "#hypotheses-table"
+
+    _drawn: Sequence[Mapping[str, Any]] | None = None
 
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
-        yield VerticalScroll(Lines(id="text"), id="body")
+        yield Lines(id="summary")
+        yield Pane(VirtualTable(id="hypotheses-table"), title="explanations", id="hypotheses")
+        yield Horizontal(
+            Pane(VerticalScroll(Lines(id="why-text"), id="why-body"), title="why", id="why"),
+            Pane(VerticalScroll(Lines(id="evidence-text")), title="evidence", id="evidence"),
+            classes="row",
+        )
 
     def draw(self) -> None:
-        self.query_one("#title", Lines).show(wording.title(self.model.state, "", self.size.width))
-        width = max(self.size.width - 4, 20)
-        lines = [part for line in verdict_lines(self.model) for part in _wrapped(line, width)]
-        self.query_one("#text", Lines).show("\n".join(lines))
+        model, run = self.model, self.model.run
+        self.query_one("#title", Lines).show(wording.title(model.state, "", self.size.width))
+        self.query_one("#summary", Lines).show("\n".join(map(visible, verdict_words.summary_lines(run))))
+        found = verdict_words.hypotheses_of(run)
+        table, pane = self.query_one("#hypotheses-table", VirtualTable), self.query_one("#hypotheses", Pane)
+        pane.display = bool(found)
+        pane.styles.height = min(len(found), _MOST_ROWS) + 3
+        if found != self._drawn:
+            self._drawn = found
+            table.show_rows(hypothesis_rows(found) if found else NO_ROWS, cursor_key=table.row or 0)
+        self._draw_why()
+
+    def _draw_why(self) -> None:
+        run, chosen = self.model.run, self.chosen
+        key = actions.BY_ID["decide"].shown_key
+        why = verdict_words.why_paragraphs(chosen, key) if chosen is not None else []
+        evidence = verdict_words.evidence_paragraphs(run, self.model.state.server) if run is not None else []
+        if not self.wide:
+            why, evidence = [*why, *([("", "")] if why else []), *evidence], []
+        name = f"explanation {self.place_of_chosen}" if chosen is not None else "evidence"
+        entitle(self.query_one("#why", Pane), name)
+        share = self.size.width // 2 if self.wide else self.size.width
+        width = max(share - 6, 20)
+        self.query_one("#why-text", Lines).show("\n".join(verdict_words.wrapped(why, width)))
+        self.query_one("#evidence-text", Lines).show("\n".join(verdict_words.wrapped(evidence, width)))
+
+    @property
+    def chosen(self) -> Mapping[str, Any] | None:
+        """The hypothesis under the cursor."""
+        found = verdict_words.hypotheses_of(self.model.run)
+        row = self.query_one("#hypotheses-table", VirtualTable).row
+        if row is None or row >= len(found):
+            return found[0] if found else None
+        return found[row]
+
+    @property
+    def place_of_chosen(self) -> int:
+        return (self.query_one("#hypotheses-table", VirtualTable).row or 0) + 1
+
+    def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
+        self._draw_why()
+        self.query_one("#why-body", VerticalScroll).scroll_home(animate=False)
+
+    def do_decide(self) -> None:
+        """Make the experiment that decides the chosen hypothesis, or say why it cannot be made here."""
+        step = self._next_step()
+        code = str(step.get("code") or "")
+        if (reason := verdict_words.not_possible(step)) is not None:
+            self._say(f"not possible here: {reason}")
+        elif code == "locate":
+            self.perform("locate")
+        elif code in CATALOGUE:
+            self.post_message(Send(cmd.Experiment(names=[code])))
+            self.post_message(Perform("experiments"))
+        elif code == "run_match":
+            self.post_message(Send(cmd.Run(helpers=["match"])))
+        elif code == "census":
+            self.post_message(Send(cmd.Census()))
+            self.post_message(Perform("census"))
+        else:
+            self._say(verdict_words.how_to(step, "") or "nothing is left to decide")
+
+    def _next_step(self) -> Mapping[str, Any]:
+        chosen = self.chosen
+        if chosen is not None:
+            return {} if chosen.get("grade") == "confirmed" else verdict_words.next_of(chosen)
+        verdict = (self.model.run.verdict if self.model.run else None) or {}
+        steps = verdict_words.mappings(verdict.get("next"))
+        return steps[0] if steps else {}
+
+    def _say(self, text: str) -> None:
+        self.app.notify(visible(text), markup=False, timeout=6)
 
 
-def verdict_lines(model: Model) -> list[str]:
-    """The whole verdict as lines."""
-    run = model.run
-    if run is None or run.verdict is None:
-        return ["No run has ended yet, so there is no verdict."]
-    verdict = run.verdict
-    conditions = [wording.condition_words(str(name)) for name in verdict.get("conditions") or ()]
-    lines = [
-        f"VERDICT OF RUN {run.number} · {verdict.get('status', '?')} · grade {verdict.get('grade', '?')}",
-        "",
-        *(f"  looks like {name}" for name in conditions),
-        *(["", "EVIDENCE"] if verdict.get("evidence") else []),
-        *_items(verdict.get("evidence")),
-        *(["", "NEXT"] if verdict.get("next") else []),
-        *_items(verdict.get("next")),
-        "",
-        "WHAT WAS COMPARED",
-    ]
-    for helper in run.helpers:
-        lines += _helper_lines(helper)
-    prompts = run.prompts
-    lines += [
-        "",
-        f"  {prompts.get('count', '?')} prompts, {prompts.get('source', '?')}, sha256 "
-        f"{str(prompts.get('sha256', '?'))[:16]}",
-    ]
-    server = model.state.server
-    if server.differs or server.notes:
-        lines += ["", "THE SERVER"]
-        lines += [f"  asked {d.get('asked', '?')}, in force {d.get('in_force', '?')}" for d in server.differs]
-        lines += [f"  {note}" for note in server.notes]
-    return lines
+def hypothesis_rows(found: Sequence[Mapping[str, Any]]) -> Rows:
+    """The hypotheses in the order of the verdict."""
 
+    def text(row: int, key: str) -> str:
+        return str(found[row].get(key) or "?")
 
-def _wrapped(line: str, width: int) -> list[str]:
-    """A line in as many as it needs, each under the words of the first."""
-    blank = len(line) - len(line.lstrip(" ▸"))
-    return wrap(visible(line), width, indent=" " * blank)
+    def weight(row: int) -> str:
+        pro, contra = (len(verdict_words.mappings(found[row].get(key))) for key in ("for", "against"))
+        return f"+{pro} -{contra}"
 
+    def conditions(row: int) -> str:
+        return verdict_words.condition_numbers(found[row].get("conditions"))
 
-def _helper_lines(helper: HelperState) -> list[str]:
-    result: Mapping[str, Any] = helper.result or {}
-    if not result.get("tokens"):
-        return [f"  {helper.helper}: {helper.status}, {result.get('reason') or 'nothing was compared'}"]
-    past = result.get("fraction_past")
-    words = [
-        f"  {helper.helper}: {helper.status}, hits {result.get('hits')}/{result.get('requests')}, "
-        f"{result.get('dropped', 0)} dropped",
-        f"    {result['tokens']} tokens, {result.get('divergent_tokens')} differ, avg_kl_div "
-        f"{kl(result.get('avg_kl_div'))}, max |Δ| {kl(result.get('max_abs_dlogprob'))}",
-    ]
-    if isinstance(past, Mapping) and past:
-        some = [f"{float(share):.2%} past {nats}" for nats, share in past.items() if share]
-        words.append("    " + (", ".join(some) if some else f"no token past {next(iter(past))}"))
-    if result.get("reason"):
-        words.append(f"    {result['reason']}")
-    return words
+    columns = (
+        Column("number", "#", 2, lambda r: str(r + 1), right=True),
+        Column("grade", "grade", 9, lambda r: text(r, "grade")),
+        Column("condition", "cond.", 6, conditions),
+        Column("evidence", "for", 6, weight),
+        Column("text", "explanation", 44, lambda r: text(r, "text"), stretch=120, sentence=True),
+    )
 
+    def tone(row: int) -> str:
+        return {"confirmed": "warn", "probable": "strong"}.get(text(row, "grade"), "")
 
-def _items(items: object) -> list[str]:
-    known = items if isinstance(items, list | tuple) else ()
-    return [f"  ▸ {item.get('text', '')}" for item in known if isinstance(item, Mapping)]
+    return Rows(columns, len(found), tone=tone)

@@ -6,6 +6,7 @@ cleaned (server_log.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,7 +18,9 @@ from textual.strip import Strip
 
 from klbench.core.text import cell_width, fit
 from klbench.tui.actions import bindings
+from klbench.tui.messages import Copy
 from klbench.tui.server_log import speaks_of_trouble
+from klbench.tui.widgets.table_lines import CUT
 
 
 class LogView(ScrollView, can_focus=True):
@@ -26,7 +29,7 @@ class LogView(ScrollView, can_focus=True):
     BINDINGS = bindings("lines")
     COMPONENT_CLASSES: ClassVar[set[str]] = {"log-view--trouble", "log-view--here", "log-view--empty"}
     DEFAULT_CSS = """
-    LogView { background: $surface; color: $foreground; scrollbar-size: 1 1; }
+    LogView { background: $surface; color: $foreground; scrollbar-size: 0 1; }
     LogView > .log-view--trouble { color: $error; text-style: bold; }
     LogView > .log-view--here { text-style: reverse; }
     LogView > .log-view--empty { color: $text-muted; }
@@ -41,6 +44,8 @@ class LogView(ScrollView, can_focus=True):
         self.following = True
         self.here: int | None = None
         """The line that `next_error` found."""
+        self.pattern: re.Pattern[str] | None = None
+        """What is searched for."""
         self._lines: Sequence[str] = ()
         self._revision = -1
         self._dropped = 0
@@ -95,6 +100,34 @@ class LogView(ScrollView, can_focus=True):
         self._move_to(found - 2)
         return True
 
+    def search(self, pattern: re.Pattern[str] | None) -> int:
+        """Look for `pattern` from now on, for nothing with None; returns how many lines hold it."""
+        self.pattern = pattern
+        self.refresh()
+        return sum(pattern.search(line) is not None for line in self._lines) if pattern is not None else 0
+
+    def next_match(self, step: int) -> bool:
+        """Go to the next (1) or previous (-1) line that holds the pattern, around the ends too; False where
+        none does."""
+        pattern = self.pattern
+        if pattern is None or not self.count:
+            return False
+        start = self.here if self.here is not None else (-1 if step > 0 else self.count)
+        order = [(start + step * away) % self.count for away in range(1, self.count + 1)]
+        found = next((index for index in order if pattern.search(self._lines[index])), None)
+        if found is None:
+            return False
+        self.following, self.here = False, found
+        self._move_to(found - 2)
+        return True
+
+    def action_copy_screen(self) -> None:
+        top = int(self.scroll_offset.y)
+        self.post_message(Copy("\n".join(self._lines[top : self.last_shown])))
+
+    def action_copy_log(self) -> None:
+        self.post_message(Copy("\n".join(self._lines)))
+
     def action_up(self) -> None:
         self._leave_end(-1)
 
@@ -129,7 +162,7 @@ class LogView(ScrollView, can_focus=True):
             self.call_after_refresh(self._follow_on)
 
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width, base = self.scrollable_content_region.width, self.rich_style  # what the scroll bar leaves
         index = int(self.scroll_offset.y) + y
         if index >= self.count:
             text = f"  {self.empty}" if not self.count and y == 0 else ""
@@ -142,8 +175,13 @@ class LogView(ScrollView, can_focus=True):
             style += self.get_component_rich_style("log-view--here", partial=True)
         start = int(self.scroll_offset.x)
         mark = "!" if speaks_of_trouble(line) else " "
+        if self.pattern is not None and self.pattern.search(line):
+            mark = "»"
         strip = Strip([Segment(f"{mark}{line}", style)])
-        return strip.crop(start, start + width).adjust_cell_length(width, base)
+        if strip.cell_length - start <= width:
+            return strip.crop(start, start + width).adjust_cell_length(width, base)
+        here = strip.crop(start, start + width - 1).adjust_cell_length(width - 1, base)
+        return Strip.join([here, Strip([Segment(CUT, base)], 1)])
 
     def _leave_end(self, step: int) -> None:
         target = int(self.scroll_offset.y) + step

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widget import Widget
 
-from klbench.core.text import fit
+from klbench.core.text import cell_width, fit
 
 DECADES = 4
 """Differences of one request span orders of magnitude: on a linear scale one outlier flattens the rest."""
@@ -118,9 +118,20 @@ class DifferenceStrip(Widget):
     def _caret_line(self, at: int, width: int) -> str:
         """The caret under its column, the caption on the side where there is room."""
         start = _LABEL_WIDTH + at
-        if start + 2 + len(self._caption) <= width or at == 0:
+        if start + 2 + len(self._caption) <= width:
             return " " * start + "^ " + self._caption
         before = start - 1 - len(self._caption)
         if before >= 0:
             return " " * before + self._caption + " ^"
-        return " " * start + "^"
+        # Neither side has room for all of it: the larger one shows its beginning, with the numbers.
+        right, left = width - start - 2, start - 1
+        if right >= left:
+            return " " * start + "^ " + _by_words(self._caption, max(right, 0))
+        return _by_words(self._caption, left) + " ^"
+
+
+def _by_words(caption: str, width: int) -> str:
+    """The caption in `width` cells, without its last parts where they do not fit."""
+    while cell_width(caption) > width and ", " in caption:
+        caption = caption.rpartition(", ")[0]
+    return fit(caption, width)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Region
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from klbench.core.text import visible, wrap
+from klbench.core.text import shortened, visible, wrap
 
 
 def safe(text: str) -> Content:
@@ -86,17 +87,43 @@ class Pane(Vertical):
     Pane.zoomed { height: 1fr; width: 1fr; }
     """
 
+    titles: tuple[str, str] = ("", "")
+    """Title and subtitle in full; a narrow border shows as many of their parts as it has room for."""
+
     def __init__(self, *children: Widget, title: str, id: str, classes: str | None = None) -> None:
         super().__init__(*children, id=id, classes=classes)
         entitle(self, title)
 
+    def on_resize(self) -> None:
+        entitle(self)
 
-def entitle(widget: Widget, title: str | None = None, subtitle: str | None = None) -> None:
-    """Set a border title and subtitle from untrusted text, only where they change."""
-    if title is not None and _plain(widget._border_title) != (line := visible(title)):
-        widget.border_title = Content(line) if line else None
-    if subtitle is not None and _plain(widget._border_subtitle) != (line := visible(subtitle)):
-        widget.border_subtitle = Content(line) if line else None
+
+def entitle(pane: Pane, title: str | None = None, subtitle: str | None = None) -> None:
+    """Set a pane's title and subtitle from untrusted text; draws only what changes."""
+    room = pane.size.width - 4 if pane.size.width else 1 << 16  # a blank and a piece of border at each end
+    pane.titles = (
+        pane.titles[0] if title is None else visible(title),
+        pane.titles[1] if subtitle is None else visible(subtitle),
+    )
+    titles = pane.titles
+    if pane.styles.border_bottom[0] in ("", "none"):
+        titles = " · ".join(filter(None, titles)), ""  # what has no lower border says all in the upper one
+    above, below = (shortened(text, room) for text in titles)
+    if _plain(pane._border_title) != above:
+        pane._border_title = Content(above) if above else None
+        _redraw_border(pane, -1)
+    if _plain(pane._border_subtitle) != below:
+        pane._border_subtitle = Content(below) if below else None
+        _redraw_border(pane, pane.size.height)
+
+
+def _redraw_border(widget: Widget, y: int) -> None:
+    """Draw one line of the border again. Textual's own setter has the whole widget drawn, with all that is in
+    it: twenty kilobytes for a cursor that moves."""
+    if widget.size.height:
+        widget.refresh(Region(-1, y, widget.size.width + 2, 1))
+    else:
+        widget.refresh()
 
 
 def _plain(content: Content | None) -> str:

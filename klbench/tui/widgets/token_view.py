@@ -16,8 +16,7 @@ from klbench.tui.tables import token_rows
 from klbench.tui.widgets.strip import DifferenceStrip
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
-_NONE_CHOSEN = "The tokens of the chosen request appear here."
-_LEFT_OUT = "No tokens were compared:\nthe helper left this request out."
+NONE_CHOSEN = "The tokens of the chosen request appear here."
 
 
 class TokenView(Vertical):
@@ -36,9 +35,7 @@ class TokenView(Vertical):
 
     def compose(self) -> ComposeResult:
         yield DifferenceStrip()
-        yield VirtualTable(
-            empty="No tokens were compared:\nthe helper left this request out, or is not done."
-        )
+        yield VirtualTable(empty=NONE_CHOSEN)
 
     @property
     def table(self) -> VirtualTable:
@@ -50,17 +47,18 @@ class TokenView(Vertical):
         table = self.table
         if table.row is None:
             return ""
-        sort = f" · {words}" if (words := table.describe_sort()) else ""
-        return f"row {table.cursor + 1} of {len(table.order)} · {len(self._differing)} differ{sort}"
+        place = f"row {table.cursor + 1} of {len(table.order)}"
+        words = [place, table.describe_filter() or f"{len(self._differing)} differ", table.describe_sort()]
+        return " · ".join(filter(None, words))
 
-    def show(self, measured: Measurement | None, request: int | None) -> None:
-        """Show a request of a measurement; the cursor goes to its first difference."""
+    def show(self, measured: Measurement | None, request: int | None, why: str = NONE_CHOSEN) -> None:
+        """Show a request of a measurement, the cursor on its first difference; where there is none, `why`."""
         known = self._shown
         if measured is None or request is None or request >= measured.columns.requests:
-            if known is not None:
+            if known is not None or self.table.empty != why:
                 self._shown = None
                 self._magnitudes, self._differing = np.zeros(0), np.zeros(0, np.int64)
-                self.table.empty = _NONE_CHOSEN
+                self.table.empty = why
                 self.table.show_rows(NO_ROWS)
                 self._draw_strip()
             return
@@ -74,7 +72,7 @@ class TokenView(Vertical):
         self._magnitudes = np.abs(measured.delta_nats[where])
         self._differing = np.flatnonzero(measured.differs[where])
         first = max(int(measured.first_offset[request]), 0)
-        self.table.empty = _LEFT_OUT
+        self.table.empty = why_left_out(measured, request)
         self.table.show_rows(token_rows(measured, request), cursor_key=None if same else first)
         self._draw_strip()
 
@@ -108,3 +106,17 @@ class TokenView(Vertical):
         if len(self._differing) and row == self._differing[0]:
             caption += ", the first difference"
         strip.show(self._magnitudes, row, caption)
+
+
+def why_left_out(measured: Measurement, request: int) -> str:
+    """Why a request has no tokens: what the helper wanted of the cache it did not get."""
+    c = measured.columns
+    if not c.dropped[request]:
+        return "No tokens were compared:\nthe server generated none."
+    cached = int(c.cached_generation[request])
+    reason = (
+        f"its {cached} cached tokens do not reach into what decode wrote"
+        if cached
+        else "nothing of its prompt was cached"
+    )
+    return f"No tokens were compared: {c.helper} left request {request} out,\nfor {reason}."

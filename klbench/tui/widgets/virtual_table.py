@@ -11,66 +11,36 @@ sorting and new data never move what is under it. Cells are text, never markup, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.geometry import Region, Size
+from textual.actions import SkipAction
+from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from klbench.core.text import fit, visible
-from klbench.tui.actions import bindings
+from klbench.tui.actions import bindings, key_of
+from klbench.tui.filtering import FilterError, Term, arranged, check, parse
+from klbench.tui.widgets.rows import NO_ROWS, Column, Rows, as_text, first_shown, fitting
+from klbench.tui.widgets.scroll_bars import StillBar
+from klbench.tui.widgets.table_lines import cropped, header_segments, row_segments
 
-_MARKER_WIDTH = 2
-_GAP = 2
+__all__ = ["NO_ROWS", "Column", "Rows", "VirtualTable"]
+
+BACKGROUND_ROWS = 200_000
+"""From so many rows on, sorting and filtering happen in a thread: a key must answer within a frame."""
+
 _KEPT_LINES = 2048
+MOST_COPIED_ROWS = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: `show(row)` is its text, `values` the raw quantity that sorting goes by (None: unsortable).
-
-    Where columns do not fit, those with the highest `optional` go first; 0 always stays.
-    """
-
-    key: str
-    title: str
-    width: int
-    show: Callable[[int], str]
-    values: npt.NDArray[Any] | None = None
-    right: bool = False
-    optional: int = 0
-    descends: bool = False
-    """Whether the first sort by it puts the largest on top."""
-    stretch: int = 0
-    """Cells it may grow by where the window is wide."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """What a table shows: `count` rows, an optional key for each (its number otherwise) and a tone each."""
-
-    columns: tuple[Column, ...]
-    count: int
-    keys: npt.NDArray[np.int64] | None = None
-    tone: Callable[[int], str] = field(default=lambda _row: "")
-    """"", "strong" (differs), "dim" (equal) or "warn"."""
-
-    def key(self, row: int) -> int:
-        return row if self.keys is None else int(self.keys[row])
-
-
-NO_ROWS = Rows((), 0)
-
-
-class VirtualTable(ScrollView, can_focus=True):
+class VirtualTable(StillBar, can_focus=True):
     """The table. `rows` is replaced as a whole; the cursor stays on its key."""
 
     BINDINGS = bindings("table")
@@ -84,7 +54,7 @@ class VirtualTable(ScrollView, can_focus=True):
         "virtual-table--empty",
     }
     DEFAULT_CSS = """
-    VirtualTable { background: $surface; color: $foreground; scrollbar-size: 1 1; }
+    VirtualTable { background: $surface; color: $foreground; scrollbar-size: 0 1; }
     VirtualTable > .virtual-table--header { color: $text-muted; text-style: bold; }
     VirtualTable > .virtual-table--cursor {
         background: $block-cursor-background; color: $block-cursor-foreground; text-style: bold;
@@ -108,6 +78,40 @@ class VirtualTable(ScrollView, can_focus=True):
         @property
         def control(self) -> VirtualTable:
             return self.table
+
+    @dataclass
+    class Rearranged(Message):
+        """Other rows are shown, or in another order."""
+
+        table: VirtualTable
+
+    @dataclass
+    class Arranged(Message):
+        """A thread has put the rows in order."""
+
+        number: int
+        order: npt.NDArray[np.int64]
+        key: int | None
+
+    @dataclass
+    class FilterWanted(Message):
+        """The user wants to type a filter for this table."""
+
+        table: VirtualTable
+
+    @dataclass
+    class CopyWanted(Message):
+        """The user wants the row under the cursor, or all rows that are shown, as text."""
+
+        table: VirtualTable
+        whole: bool
+
+    @dataclass
+    class CellsWanted(Message):
+        """The user wants one cell of a row, and to see all of it."""
+
+        table: VirtualTable
+        row: int
 
     @dataclass
     class Chosen(Message):
@@ -135,8 +139,15 @@ class VirtualTable(ScrollView, can_focus=True):
         self.order: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._given_order: npt.NDArray[np.int64] | None = None
         self._lines: dict[tuple[int, bool], Strip] = {}
+        self._styles: dict[tuple[str, bool], Style] = {}
+        """By tone, and whether the cursor is there."""
         self._shown_columns: tuple[Column, ...] = ()
-        self._table_width = 0
+        self.filter_text = ""
+        """The filter in force, as it was typed."""
+        self.arranging = False
+        """A thread sorts or filters; the order is that of before."""
+        self._terms: tuple[Term, ...] = ()
+        self._arrangement = 0
 
     # What is shown
 
@@ -156,7 +167,27 @@ class VirtualTable(ScrollView, can_focus=True):
         self._given_order = order
         if self.sort_key is not None and self.sort_key not in {column.key for column in rows.columns}:
             self.sort_key = None
+        try:
+            check(rows, self._terms)
+        except FilterError:
+            # These rows have other columns than those that the filter was made for.
+            self.filter_text, self._terms = "", ()
         self._arrange(key)
+
+    def filter(self, text: str) -> None:
+        """Show only the rows that pass a filter line, all for an empty one. Raises FilterError, and then
+        the filter in force stays."""
+        terms = parse(text)
+        check(self.rows, terms)
+        self.filter_text, self._terms = text.strip(), terms
+        row = self.row
+        self._arrange(self.rows.key(row) if row is not None else None)
+
+    def describe_filter(self) -> str:
+        """`37 of 131,072 · kl>1e-3`, nothing without a filter."""
+        if not self.filter_text:
+            return ""
+        return f"{len(self.order):,} of {self.rows.count:,} · {self.filter_text}"
 
     def sort(self, key: str | None, *, descends: bool) -> None:
         """Sort by the raw values of a column, stable; None restores the order that was given."""
@@ -173,14 +204,14 @@ class VirtualTable(ScrollView, can_focus=True):
         self.move_to(place)
         return True
 
-    def move_to(self, place: int, *, announce: bool = True) -> None:
-        """Put the cursor on a place in the shown order and make it visible."""
+    def move_to(self, place: int, *, announce: bool = True, top: int | None = None) -> None:
+        """Put the cursor on a place in the shown order and make it visible, if it can be below `top`."""
         if not len(self.order):
             return
         before, self.cursor = self.cursor, min(max(place, 0), len(self.order) - 1)
         for line in {before, self.cursor}:
             self.refresh_line(line + self._header_lines)
-        self._reveal()
+        self._reveal(top)
         if announce:
             self.post_message(self.Highlighted(self, int(self.order[self.cursor])))
 
@@ -191,6 +222,11 @@ class VirtualTable(ScrollView, can_focus=True):
         title = next(column.title for column in self.rows.columns if column.key == self.sort_key)
         return f"sort {title} {'▼' if self.sort_descends else '▲'}"
 
+    def as_text(self, *, whole: bool) -> str:
+        """The row under the cursor, or all rows that are shown, for a copy."""
+        at = slice(0, MOST_COPIED_ROWS) if whole else slice(self.cursor, self.cursor + 1)
+        return as_text(self.rows, self.order[at])
+
     # Keys
 
     def action_up(self) -> None:
@@ -200,10 +236,14 @@ class VirtualTable(ScrollView, can_focus=True):
         self.move_to(self.cursor + 1)
 
     def action_page_up(self) -> None:
-        self.move_to(self.cursor - self._page)
+        self._turn_page(-self._page)
 
     def action_page_down(self) -> None:
-        self.move_to(self.cursor + self._page)
+        self._turn_page(self._page)
+
+    def _turn_page(self, rows: int) -> None:
+        """The cursor keeps its line, so that the next keys do not scroll."""
+        self.move_to(self.cursor + rows, top=int(self.scroll_offset.y) + rows)
 
     def action_first(self) -> None:
         self.move_to(0)
@@ -218,8 +258,10 @@ class VirtualTable(ScrollView, can_focus=True):
         self.scroll_to(x=self.scroll_offset.x + 8, animate=False)
 
     def action_choose(self) -> None:
-        if (row := self.row) is not None:
-            self.post_message(self.Chosen(self, row))
+        if (row := self.row) is None:
+            # The screen's own meaning of the key, which says why there is nothing to choose.
+            raise SkipAction
+        self.post_message(self.Chosen(self, row))
 
     def action_sort_next(self) -> None:
         """Sort by the next sortable column that is on the screen; after the last, the given order."""
@@ -232,6 +274,20 @@ class VirtualTable(ScrollView, can_focus=True):
             return
         column = next(column for column in self.rows.columns if column.key == keys[place])
         self.sort(column.key, descends=column.descends)
+
+    def action_filter(self) -> None:
+        self.post_message(self.FilterWanted(self))
+
+    def action_copy_row(self) -> None:
+        self.post_message(self.CopyWanted(self, whole=False))
+
+    def action_copy_cell(self) -> None:
+        if self.row is None:
+            raise SkipAction
+        self.post_message(self.CellsWanted(self, self.row))
+
+    def action_copy_rows(self) -> None:
+        self.post_message(self.CopyWanted(self, whole=True))
 
     def action_sort_reverse(self) -> None:
         if self.sort_key is not None:
@@ -258,22 +314,24 @@ class VirtualTable(ScrollView, can_focus=True):
     # Drawing
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        base = self.rich_style
+        width = self.scrollable_content_region.width  # what the scroll bar leaves
         if not len(self.order):
             return self._empty_line(y, width)
         if y < self._header_lines:
-            style = base + self.get_component_rich_style("virtual-table--header", partial=True)
-            return self._crop(self._header(style), width, style)
+            style = self.rich_style + self.get_component_rich_style("virtual-table--header", partial=True)
+            heads = header_segments(self._shown_columns, self.sort_key, self.sort_descends, style)
+            return cropped(heads, int(self.scroll_offset.x), width, style)
         place = int(self.scroll_offset.y) + y - self._header_lines
-        if place >= len(self.order):
-            return Strip.blank(width, base)
         under_cursor = place == self.cursor
         line = self._lines.get((place, under_cursor))
         if line is None:
+            if place >= len(self.order):
+                return Strip.blank(width, self.rich_style)
             if len(self._lines) >= _KEPT_LINES:
                 self._lines.clear()
-            line = self._crop(self._row(place, under_cursor), width, self._row_style(place, under_cursor))
+            style = self._row_style(place, under_cursor)
+            cells = row_segments(self._shown_columns, int(self.order[place]), under_cursor, style)
+            line = cropped(cells, int(self.scroll_offset.x), width, style)
             self._lines[place, under_cursor] = line
         return line
 
@@ -282,47 +340,37 @@ class VirtualTable(ScrollView, can_focus=True):
         super().watch_scroll_x(old_value, new_value)
 
     def notify_style_update(self) -> None:
-        self._lines.clear()
+        self._forget_lines()
         super().notify_style_update()
 
     @property
     def _page(self) -> int:
         return max(self.scrollable_content_region.height - 2, 1)
 
-    def _header(self, style: Style) -> list[Segment]:
-        cells = []
-        for column in self._shown_columns:
-            title = column.title
-            if column.key == self.sort_key:
-                title += " ▼" if self.sort_descends else " ▲"
-            cells.append(fit(title, column.width, right=column.right))
-        return [Segment(" " * _MARKER_WIDTH, style), Segment((" " * _GAP).join(cells), style)]
-
-    def _row(self, place: int, under_cursor: bool) -> list[Segment]:
-        row, style = int(self.order[place]), self._row_style(place, under_cursor)
-        cells = [fit(visible(c.show(row)), c.width, right=c.right) for c in self._shown_columns]
-        return [Segment("▌ " if under_cursor else "  ", style), Segment((" " * _GAP).join(cells), style)]
-
     def _row_style(self, place: int, under_cursor: bool) -> Style:
-        style = self.rich_style
         tone = self.rows.tone(int(self.order[place]))
-        if tone:
-            style += self.get_component_rich_style(f"virtual-table--{tone}", partial=True)
-        if under_cursor:
-            name = "virtual-table--cursor" if self.has_focus else "virtual-table--cursor-blurred"
-            style += self.get_component_rich_style(name, partial=True)
+        style = self._styles.get((tone, under_cursor))
+        if style is None:
+            style = self.rich_style
+            if tone:
+                style += self.get_component_rich_style(f"virtual-table--{tone}", partial=True)
+            if under_cursor:
+                name = "virtual-table--cursor" if self.has_focus else "virtual-table--cursor-blurred"
+                style += self.get_component_rich_style(name, partial=True)
+            self._styles[tone, under_cursor] = style
         return style
 
-    def _crop(self, segments: list[Segment], width: int, style: Style) -> Strip:
-        """The part of a line that the horizontal scroll shows; the marker never scrolls away."""
-        start = int(self.scroll_offset.x)
-        marker = Strip([segments[0]], _MARKER_WIDTH)
-        body = Strip(segments[1:]).crop(start, start + max(width - _MARKER_WIDTH, 0))
-        return Strip.join([marker, body]).adjust_cell_length(width, style)
+    def _forget_lines(self) -> None:
+        """Draw every line anew: they would look otherwise now."""
+        self._lines.clear()
+        self._styles.clear()
 
     def _empty_line(self, y: int, width: int) -> Strip:
         style = self.rich_style + self.get_component_rich_style("virtual-table--empty", partial=True)
         lines = self.empty.split("\n")
+        if self.rows.count:
+            end = f"{key_of('filter')} changes it, esc there takes it away."
+            lines = [f"No row passes the filter {self.filter_text}", end]
         top = max((self.size.height - len(lines)) // 2, 0)
         text = lines[y - top] if 0 <= y - top < len(lines) else ""
         return Strip([Segment(fit("  " + visible(text), width), style)], width)
@@ -330,20 +378,44 @@ class VirtualTable(ScrollView, can_focus=True):
     # Arithmetic
 
     def _arrange(self, key: int | None) -> None:
-        """Put the rows in order, the cursor on `key`, and draw everything."""
+        """Put the rows in order, the cursor on `key`, and draw everything; many rows in a thread."""
         column = next((c for c in self.rows.columns if c.key == self.sort_key), None)
-        given = self._given_order
-        base = np.arange(self.rows.count, dtype=np.int64) if given is None else given
-        if column is None or column.values is None:
-            self.order = base
-        else:
-            self.order = base[_stable_order(column.values[base], descends=self.sort_descends)]
+        work = (self.rows, self._given_order, column, self.sort_descends, self._terms)
+        self._arrangement += 1
+        self.arranging = (column is not None or bool(self._terms)) and self.rows.count >= BACKGROUND_ROWS
+        if not self.arranging:
+            self._apply(arranged(*work), key)
+            return
+        number = self._arrangement
+        if len(self.order) > self.rows.count or (len(self.order) and self.order.max() >= self.rows.count):
+            self._apply(arranged(self.rows, self._given_order, None, False, ()), key)
+
+        def arrange() -> None:
+            self.post_message(self.Arranged(number, arranged(*work), key))
+
+        self.run_worker(arrange, thread=True, group="arrange", exit_on_error=False)
+        self.post_message(self.Rearranged(self))
+
+    def on_virtual_table_arranged(self, message: Arranged) -> None:
+        message.stop()
+        if message.number == self._arrangement:
+            self.arranging = False
+            # The cursor may have moved meanwhile.
+            row = self.row
+            self._apply(message.order, self.rows.key(row) if row is not None else message.key)
+
+    def _apply(self, order: npt.NDArray[np.int64], key: int | None) -> None:
+        line = self.cursor - int(self.scroll_offset.y)
+        had_rows = len(self.order) > 0
+        self.order = order
         place = self._place_of(key) if key is not None else None
         self.cursor = place if place is not None else min(self.cursor, max(len(self.order) - 1, 0))
         self._measure()
-        self._reveal()
+        # What is under the cursor stays on its line, too.
+        self._reveal(top=self.cursor - line if had_rows and place is not None else None)
         if len(self.order):
             self.post_message(self.Highlighted(self, int(self.order[self.cursor])))
+        self.post_message(self.Rearranged(self))
 
     def _place_of(self, key: int) -> int | None:
         row = np.flatnonzero(self.rows.keys == key) if self.rows.keys is not None else np.asarray([key])
@@ -354,51 +426,24 @@ class VirtualTable(ScrollView, can_focus=True):
 
     def _measure(self) -> None:
         """Choose the columns that fit and tell the scroll bars how much there is."""
-        columns = list(self.rows.columns)
         scrolls = len(self.order) + self._header_lines > self.size.height
-        room = max(self.size.width - (1 if scrolls else 0), 20)
-        while (width := _total_width(columns)) > room:
-            least = max(columns, key=lambda column: column.optional, default=None)
-            if least is None or least.optional == 0:
-                break
-            columns.remove(least)
-        for index, column in enumerate(columns):
-            if column.stretch and (extra := min(column.stretch, room - width)) > 0:
-                columns[index] = replace(column, width=column.width + extra)
-                width += extra
-        self._shown_columns = tuple(columns)
-        self._lines.clear()
+        # A blank at the right: no number touches the border or the scroll bar.
+        self._shown_columns, width = fitting(self.rows.columns, self.size.width - (2 if scrolls else 1))
+        self._forget_lines()
         count = len(self.order)
         self.virtual_size = Size(width, count + self._header_lines) if count else Size(0, 0)
         self.refresh()
 
-    def _reveal(self) -> None:
-        """Scroll as little as possible so that the cursor is on the screen."""
+    def _reveal(self, top: int | None = None) -> None:
+        """Scroll as little as possible from here (or from `top`) so that the cursor is on the screen."""
         height = self.scrollable_content_region.height - self._header_lines
         if height < 1 or not len(self.order):
             return
-        top = int(self.scroll_offset.y)
-        around = 1 if height > 2 else 0
-        if self.cursor - around < top:
-            self.scroll_to(y=max(self.cursor - around, 0), animate=False)
-        elif self.cursor + around >= top + height:
-            self.scroll_to(y=min(self.cursor + around, len(self.order) - 1) - height + 1, animate=False)
+        here = int(self.scroll_offset.y)
+        wanted = first_shown(self.cursor, here, top, height, len(self.order))
+        if wanted != here:
+            self.scroll_to(y=wanted, animate=False)
 
     def _refresh_cursor(self) -> None:
-        self._lines.clear()
-        self.refresh(
-            Region(0, self.cursor + self._header_lines - int(self.scroll_offset.y), self.size.width, 1)
-        )
-
-
-def _total_width(columns: list[Column]) -> int:
-    return _MARKER_WIDTH + sum(column.width for column in columns) + _GAP * max(len(columns) - 1, 0)
-
-
-def _stable_order(values: npt.NDArray[Any], *, descends: bool) -> npt.NDArray[np.int64]:
-    """Indices that sort `values`; equal ones keep their order, what is no number comes last either way."""
-    if values.dtype.kind not in "biuf":
-        values = np.unique(values, return_inverse=True)[1]
-    numbers = values.astype(np.float64)
-    order = np.argsort(-numbers if descends else numbers, kind="stable")
-    return order.astype(np.int64)
+        self._forget_lines()
+        self.refresh_line(self.cursor + self._header_lines)

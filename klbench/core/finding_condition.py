@@ -1,0 +1,152 @@
+"""Which condition an origin speaks of, from its kind and its evidence.
+
+Findings are those of klbench.locate/1, as mappings: they may come from a session of another version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from klbench.core.hypotheses import BATCH_INVARIANCE, DIFFERENT_FUNCTION
+from klbench.core.model_traits import OPERATOR_CLASSES, operator_class
+
+_FUNCTIONS = ("missing_key", "extra_key", "other_function")
+"""Verdicts of attention_reference.py that are no rounding."""
+
+
+def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str, bool]:
+    """(condition, why, certain) of an origin; None where its evidence leaves both. `certain`: the kind of the
+    origin admits no other condition."""
+    kinds = [str(kind) for kind in finding.get("kinds") or [finding.get("kind")]]
+    module = str(finding.get("module") or "")
+    if len(kinds) > 1 and not set(kinds) <= {"state_write", "state_restore"}:
+        return None, f"the origin at {module} may be of the kinds {', '.join(kinds)}", False
+    match kinds[0]:
+        case "state_restore":
+            return DIFFERENT_FUNCTION, f"the state that {module} reads is not what was written", True
+        case "state_write":
+            return (
+                DIFFERENT_FUNCTION,
+                f"the state of {module} was written differently from equal inputs",
+                True,
+            )
+        case "operator" | "gap" | "head":
+            return _of_arithmetic(finding, kinds[0], module)
+    return None, f"the origin at {module} was not observed", False
+
+
+def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[str | None, str, bool]:
+    recomputed = _values(finding, "attention_reference")
+    if recomputed is not None and recomputed.get("verdict") in _FUNCTIONS:
+        return DIFFERENT_FUNCTION, f"{module}: {_text(finding, 'attention_reference')}", True
+    if recomputed is not None and recomputed.get("verdict") == "rounding":
+        return BATCH_INVARIANCE, f"{module}: {_text(finding, 'attention_reference')}", True
+    difference = _values(finding, "ulps")
+    if finding.get("replay_M") is not None:
+        return (
+            BATCH_INVARIANCE,
+            f"{module} alone gives other bits from M = {finding['replay_M']} rows on",
+            True,
+        )
+    counts = _values(finding, "row_counts") or {}
+    if counts.get("outcome") == "changes":
+        rows = counts.get("changed_M")
+        from_rows = f" from M = {min(rows)} rows on" if isinstance(rows, list) and rows else ""
+        why = f"in forwards that differ in their row count alone {module} gives other bits{from_rows}"
+        return BATCH_INVARIANCE, why, True
+    if rows_do_not_matter(finding):
+        why = f"{module} alone gives the same bits with the row counts of both arms, and not in the arms"
+        if is_one_row_otherwise(finding):
+            why += "; with one row in both forwards decode and an extend differ, too"
+            return DIFFERENT_FUNCTION, why, True
+        if module == "logprob":
+            return DIFFERENT_FUNCTION, f"{why}: two functions compute it", True
+        return None, f"{why}: padding, or what else it reads that is not seen, decides", False
+    if kind == "gap":
+        return BATCH_INVARIANCE, f"what lies between {module} gives other bits for equal inputs", False
+    known = operator_class(module)
+    if kind == "operator" and known is OPERATOR_CLASSES[0]:
+        return (
+            BATCH_INVARIANCE,
+            f"{module} works on each token alone: with equal inputs only the rows beside it can matter",
+            True,
+        )
+    if (_values(finding, "equal_m") or {}).get("outcome") == "same_bits":
+        return (
+            BATCH_INVARIANCE,
+            f"{module} gives the same bits as decode and as extend with equal rows",
+            False,
+        )
+    # How a difference looks is a reason to suspect, no proof: another tile may differ by much, too.
+    if difference is not None and difference.get("structured") and difference.get("pattern") != "scattered":
+        ulps = difference.get("max_ulps")
+        why = f"with equal inputs and state {module} differs in whole blocks, by {ulps} ulps"
+        return DIFFERENT_FUNCTION, why, False
+    if difference is not None and difference.get("structured") is False:
+        why = f"with equal inputs and state {module} differs by {difference.get('max_ulps')} ulps at most"
+        return BATCH_INVARIANCE, why, False
+    return None, f"{module} differs with equal inputs: its arithmetic, or a mask or window inside it", False
+
+
+def is_rounding(finding: Mapping[str, Any]) -> bool:
+    """Whether it is a confirmed attention that, recomputed, rounds otherwise in its two arms."""
+    recomputed = _values(finding, "attention_reference") or {}
+    return finding.get("grade") == "confirmed" and recomputed.get("verdict") == "rounding"
+
+
+def is_beside_the_state(finding: Mapping[str, Any]) -> bool:
+    """Whether it is a confirmed origin of one kind that reads no earlier row: token-wise, or between such."""
+    kinds = finding.get("kinds") or [finding.get("kind")]
+    ends = str(finding.get("module") or "").split(" -> ")
+    token_wise = all(operator_class(end) is OPERATOR_CLASSES[0] for end in ends)
+    return finding.get("grade") == "confirmed" and list(kinds) in (["gap"], ["operator"]) and token_wise
+
+
+def rows_do_not_matter(finding: Mapping[str, Any]) -> bool:
+    """Whether its operator, called again alone, gave the same bits with the row counts of both arms."""
+    replayed = _values(finding, "replay_invariant")
+    return replayed is not None and does_not_repeat(finding) is None
+
+
+def is_one_row_otherwise(finding: Mapping[str, Any]) -> bool:
+    """Whether an operator without state gave other bits as decode than as a one-token extend, each with that
+    row alone and equal inputs."""
+    found = _values(finding, "equal_m") or {}
+    return found.get("outcome") == "differs" and found.get("stateful") is False
+
+
+def only_rows_are_left(finding: Mapping[str, Any]) -> bool:
+    """Whether it would be confirmed, but that its operator, called again alone, shows nothing: other rows of
+    its forward, or what it is told beside its inputs, decide."""
+    missing = (_values(finding, "not_confirmed") or {}).get("missing")
+    kinds = list(finding.get("kinds") or [finding.get("kind")])
+    return kinds == ["operator"] and missing == ["replay"] and rows_do_not_matter(finding)
+
+
+def does_not_repeat(finding: Mapping[str, Any]) -> str | None:
+    """How a repeat in equal batches gave something else, or None."""
+    if _values(finding, "other_batch") is not None:
+        return None
+    if _values(finding, "capture_changed_logprobs") is not None:
+        return "the run was repeated in equal batches while it was captured, and logprobs changed their bits"
+    missing = (_values(finding, "not_confirmed") or {}).get("missing")
+    if isinstance(missing, list) and "repeat_differs" in missing:
+        return "it was captured twice in equal batches, and the origins are not the same"
+    return None
+
+
+def _values(finding: Mapping[str, Any], code: str) -> Mapping[str, Any] | None:
+    """The values of its evidence with this code, None where there is none."""
+    for fact in finding.get("evidence") or ():
+        if isinstance(fact, Mapping) and fact.get("code") == code:
+            values = fact.get("values")
+            return values if isinstance(values, Mapping) else {}
+    return None
+
+
+def _text(finding: Mapping[str, Any], code: str) -> str:
+    for fact in finding.get("evidence") or ():
+        if isinstance(fact, Mapping) and fact.get("code") == code:
+            return str(fact.get("text") or "").rstrip(".")
+    return ""

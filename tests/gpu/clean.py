@@ -1,0 +1,266 @@
+"""A server that should be clean: the helpers read exactly 0, a capture changes nothing and accuses nobody.
+
+    $ python -m tests.gpu.clean /models/dense --stock --dumper --json clean.json --flags ...
+    match              0 of 4096 differ   avg KL 0          1.9 s   sglang's own 1.9 s
+    capture digest     0 of 8192 logprobs changed, 0 findings, 3.1 s, 14.2 MB in 2 files
+
+Starts the server eager with the plugin. `--stock` runs sglang's own helpers on the same server and prompts,
+in turns with ours; `--dumper` captures the same request with the stock dumper too. The JSON is written after
+every step and says whether it is `finished`. Exit code 0 where all is clean, 1 where not.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from klbench.core.columns import HELPERS, HelperColumns, HelperName
+from klbench.core.kl import helper_result
+from klbench.engine.capture import capture
+from klbench.engine.capture_control import Backend, RequestIds
+from klbench.engine.captured_work import Work
+from klbench.engine.prompts import load_prompts
+from klbench.engine.server import Server
+from klbench.engine.target import Launch, LaunchOptions
+from klbench.errors import KlbenchError
+from klbench.session.folder import write_atomically
+from klbench.session.locating import server_side
+
+_TIMED = 3
+_STOCK = {
+    "match": "test_input_output_logprobs_match_helper",
+    "prefill_cache_hit": "test_input_output_logprobs_match_prefill_cache_hit_helper",
+    "decode_cache_hit": "test_input_output_logprobs_match_decode_cache_hit_helper",
+}
+_STOCK_PROGRAM = """
+import contextlib, io, json, sys, time
+from sglang.test import kl_test_utils as stock
+asked = json.load(sys.stdin)
+model = asked["model"]
+key = f"{model}_{stock.DEFAULT_PROMPT_TOKENS}_{stock.DEFAULT_NUM_SAMPLES}"
+stock._cached_input_ids[key] = asked["prompts"]
+for line in asked["functions"]:
+    said = io.StringIO()
+    began = time.monotonic()
+    with contextlib.redirect_stdout(said):
+        getattr(stock, line)(asked["url"], {model: {"kl_div": float("inf")}}, model,
+                             max_samples=len(asked["prompts"]), max_new_tokens=asked["new_tokens"])
+    elapsed_s = time.monotonic() - began
+    kl = [row for row in said.getvalue().splitlines() if row.startswith("avg_kl_div=")][-1]
+    print(json.dumps({"elapsed_s": elapsed_s, "avg_kl_div": float(kl.partition("=")[2])}), flush=True)
+"""
+
+
+async def stock_helpers(
+    server: Server, prompts: Sequence[Sequence[int]], new_tokens: int
+) -> list[dict[str, Any]]:
+    """Each of sglang's own helpers once, in the server's Python: seconds and its average KL."""
+    assert server.plan is not None
+    process = await asyncio.create_subprocess_exec(
+        *(str(server.plan.python.path), "-c", _STOCK_PROGRAM),
+        env=dict(server.plan.spec.environment) | {"SGLANG_PLUGINS": "none"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    asked = {
+        "model": server.facts.model,
+        "prompts": [list(prompt) for prompt in prompts],
+        "functions": list(_STOCK.values()),
+        "url": server.url,
+        "new_tokens": new_tokens,
+    }
+    out, err = await process.communicate(json.dumps(asked).encode())
+    if process.returncode:
+        raise RuntimeError(err.decode(errors="replace")[-2000:])
+    return [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+
+
+class Check:
+    """One server, its prompts, and the document that grows."""
+
+    def __init__(
+        self, server: Server, prompts: list[list[int]], arguments: argparse.Namespace, traces: Path
+    ) -> None:
+        assert server.nonce is not None
+        self._server = server
+        self._new_tokens = arguments.new_tokens
+        self._traces = traces
+        self._ids = RequestIds(server.nonce)
+        self._side = server_side(server, self._ids)
+        self._measured: dict[HelperName, tuple[HelperColumns, int]] = {}
+        self._prompts = prompts
+        self._place: Path | None = arguments.json
+        self.document: dict[str, Any] = {
+            "server": server.facts.as_dict(),
+            "launch_s": server.launch_s,
+            "command": server.command,
+            "notes": list(server.notes),
+            "helpers": {},
+            "captures": [],
+            "stock": [],
+            "errors": [],
+            "finished": False,
+            "clean": False,
+        }
+
+    def write(self, *, finished: bool = False) -> None:
+        """What is known by now, whole or not at all."""
+        self.document |= {"finished": finished, "clean": self.clean}
+        if self._place is not None:
+            content = json.dumps(self.document, default=str, indent=1).encode()
+            write_atomically(self._place, content)
+
+    async def helpers(self) -> None:
+        for helper in HELPERS:
+            if (reason := self._server.why_not(helper)) is not None:
+                self.document["helpers"][helper] = {"status": "not_run", "reason": reason}
+                continue
+            rids = self._ids.next_pass()
+            number = self._ids.latest_pass
+            began = time.monotonic()
+            columns = await self._server.run_helper(
+                helper, self._prompts, max_new_tokens=self._new_tokens, rids=rids
+            )
+            elapsed_s = time.monotonic() - began
+            self._measured[helper] = columns, number
+            result = helper_result(columns)
+            result.pop("requests_detail", None)
+            self.document["helpers"].setdefault(helper, result | {"all_s": []})["all_s"].append(elapsed_s)
+            print(
+                f"{helper:18s} {result['status']:9s} "
+                f"{result['divergent_tokens']} of {result['tokens']} differ  "
+                f"avg KL {result['avg_kl_div']:.3g}  hits {result['hits']}  {elapsed_s:.2f} s",
+                flush=True,
+            )
+
+    async def capture(self, helper: HelperName, backend: Backend) -> None:
+        """One request of the helper, the longest, over its whole generation."""
+        columns, number = self._measured[helper]
+        compared = [index for index in range(columns.requests) if not columns.dropped[index]]
+        request = max(compared, key=lambda index: len(self._prompts[index]))
+        work = Work(
+            helper, self._prompts, request, columns, self._new_tokens, (number,), whole_generation=True
+        )
+        began = time.monotonic()
+        try:
+            outcome = await capture(self._side, work, trace_dir=self._traces, backend=backend, numbers=False)
+        except KlbenchError as error:
+            self.document["errors"].append({"capture": [helper, backend], **error.as_dict()})
+            print(f"capture {helper} {backend}: {error.what}: {error.why}", flush=True)
+            return
+        body = outcome.body()
+        made = {
+            "helper": helper,
+            "backend": backend,
+            "request": request,
+            "elapsed_s": time.monotonic() - began,
+            "findings": body["findings"],
+            "not_observed": [],
+            **body["capture"],
+            "alignment": body["alignment"],
+        }
+        made.pop("trace_dir", None)
+        self.document["captures"].append(made)
+        print(
+            f"capture {helper} {backend}: {outcome.changed_logprobs} of {outcome.compared_logprobs} logprobs "
+            f"changed, {len(outcome.findings)} findings, aligned {outcome.alignment.proved} "
+            f"{outcome.alignment.reason or ''}, arms {outcome.capture_s:.2f} s, "
+            f"{outcome.dump_bytes / 1e6:.1f} MB in {outcome.files} files",
+            flush=True,
+        )
+        for finding in outcome.findings:
+            print("   ", json.dumps(finding.as_dict(helper))[:600], flush=True)
+
+    async def stock(self) -> None:
+        for _ in range(_TIMED):
+            made = await stock_helpers(self._server, self._prompts, self._new_tokens)
+            self.document["stock"].append(dict(zip(_STOCK, made, strict=True)))
+            await self.helpers()
+        for helper in _STOCK:
+            theirs = statistics.median(made[helper]["elapsed_s"] for made in self.document["stock"])
+            ours = statistics.median(self.document["helpers"][helper]["all_s"])
+            print(f"{helper:18s} sglang's own {theirs:.2f} s, ours {ours:.2f} s", flush=True)
+
+    @property
+    def clean(self) -> bool:
+        """Nothing differs, nothing was changed, nobody accused, and something was compared."""
+        results = self.document["helpers"].values()
+        captures = self.document["captures"]
+        return (
+            all(result["status"] in ("clean", "not_run", "inconclusive") for result in results)
+            and not any(result.get("divergent_tokens") for result in results)
+            and bool(captures)
+            and not self.document["errors"]
+            and not any(made["findings"] or made["changed_logprobs"] for made in captures)
+            and all(made["alignment"]["proved"] for made in captures)
+        )
+
+
+async def steps(made: Check, arguments: argparse.Namespace) -> None:
+    """Everything that is asked for, written after each step."""
+    await made.helpers()
+    made.write()
+    for helper in arguments.capture or HELPERS:
+        if made.document["helpers"][helper]["status"] != "not_run":
+            await made.capture(helper, "digest")
+            made.write()
+    if arguments.dumper:
+        await made.capture("match", "dumper")
+        made.write()
+    if arguments.stock:
+        await made.stock()
+    made.write(finished=True)
+
+
+async def check(arguments: argparse.Namespace, folder: Path) -> Check:
+    """Everything about one server."""
+    options = LaunchOptions(
+        arguments=tuple(arguments.flags), ready_to_capture=True, server_python=arguments.server_python
+    )
+    server = await Server.start(Launch(str(arguments.model)), options, folder=folder / "server")
+    print(f"started in {server.launch_s:.0f} s: {server.command}", flush=True)
+    try:
+        prompts = await load_prompts(
+            server, samples=arguments.samples, prompt_tokens=arguments.prompt_tokens, seed=arguments.seed
+        )
+        made = Check(server, prompts.as_lists(), arguments, folder / "traces")
+        await steps(made, arguments)
+        return made
+    finally:
+        await server.stop()
+
+
+def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description="Checks a server that should be clean.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=600)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stock", action="store_true", help="sglang's own helpers beside ours")
+    parser.add_argument("--dumper", action="store_true", help="capture with the stock dumper too")
+    parser.add_argument("--capture", action="append", choices=HELPERS, help="only these (default: all)")
+    parser.add_argument("--server-python", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="sglang's own; must come last")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    arguments = arguments_of()
+    with tempfile.TemporaryDirectory(prefix="klbench-gpu-") as name:
+        made = asyncio.run(check(arguments, Path(name)))
+    print("clean" if made.clean else "NOT CLEAN", flush=True)
+    return 0 if made.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""How much of a run a capture repeats where the server does not repeat itself."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from klbench.core.columns import HelperColumns
+from klbench.engine.arms import NotRepeatedError
+from klbench.engine.captured_work import Work, generation_tokens, reaching
+from klbench.session.locating import ArmsAsProgress, repeated_so_far
+
+PROMPT, OUTPUT = 10, 8
+
+
+def work(first_divergence: int | None) -> Work:
+    prefill = np.zeros(OUTPUT, dtype=np.float32)
+    if first_divergence is not None:
+        prefill[first_divergence:] = 1e-6
+    one = np.array([0])
+    columns = HelperColumns(
+        helper="match",
+        prompt_len=np.array([PROMPT]),
+        cached_generation=one,
+        cached_scoring=one,
+        output_len=np.array([OUTPUT]),
+        dropped=np.array([False]),
+        start=np.array([0, OUTPUT]),
+        token_id=np.zeros(OUTPUT, dtype=np.int32),
+        decode_nats=np.zeros(OUTPUT, dtype=np.float32),
+        prefill_nats=prefill,
+        prompt_start=np.array([0, PROMPT]),
+        prompt_ids=np.zeros(PROMPT, dtype=np.int32),
+    )
+    return Work("match", [[0] * PROMPT], 0, columns, OUTPUT)
+
+
+class Server:
+    """Repeats its first `repeats` tokens."""
+
+    def __init__(self, repeats: int) -> None:
+        self.repeats = repeats
+        self.asked: list[int] = []
+
+    async def watch(self, what: Work) -> Work:
+        self.asked.append(generation_tokens(what))
+        if self.asked[-1] > self.repeats:
+            raise NotRepeatedError("request 0 did not repeat")
+        return what
+
+
+async def located(server: Server, first_divergence: int | None) -> Work:
+    short = work(first_divergence)
+    whole = dataclasses.replace(short, whole_generation=True)
+    return await repeated_so_far(server.watch, whole, short)  # type: ignore[arg-type,return-value]
+
+
+async def test_a_server_that_repeats_itself_is_captured_whole() -> None:
+    server = Server(OUTPUT)
+
+    found = await located(server, 2)
+
+    assert (server.asked, found.cut) == ([OUTPUT], None)
+
+
+async def test_one_that_goes_astray_later_is_captured_up_to_the_first_divergence_and_says_so() -> None:
+    server = Server(5)
+
+    found = await located(server, 2)
+
+    assert server.asked == [OUTPUT, 3]
+    assert found.cut is not None
+    assert "did not repeat all of its tokens" in found.cut
+
+
+@pytest.mark.parametrize("first_divergence", [4, OUTPUT - 1, None])
+async def test_one_that_does_not_repeat_the_first_divergence_is_refused(first_divergence: int | None) -> None:
+    server = Server(2)
+
+    with pytest.raises(NotRepeatedError):
+        await located(server, first_divergence)
+
+
+def test_rows_are_fetched_as_far_as_the_latest_origin_and_no_further() -> None:
+    assert generation_tokens(reaching(work(2), PROMPT + 4)) == 6
+    assert generation_tokens(reaching(work(2), PROMPT - 3)) == 3
+    assert generation_tokens(reaching(work(2), PROMPT + 99)) == OUTPUT
+
+
+def test_the_arms_of_a_capture_move_the_jobs_progress():
+    said = []
+
+    class Job:
+        def progress(self, phase, done, total, eta_s=None):
+            said.append((phase, done, total, eta_s))
+
+    arms = ArmsAsProgress(Job())
+    arms.arm_started("generation", 4, 900)
+    arms.arm_progress("generation", 300, 900, 1.0, 2.0)
+    phase = "repeating the generation arm with 4 requests"
+    assert said == [(phase, 0, 900, None), (phase, 300, 900, 2.0)]
