@@ -22,9 +22,12 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.filter import Monochrome, NoColor
 from textual.notifications import SeverityLevel
+from textual.worker import Worker, WorkerState
 
 from klbench import collecting, paths
 from klbench.errors import ExitCode, KlbenchError
+from klbench.session import crash
+from klbench.session.events import Trouble
 from klbench.session.folder import SessionFolder
 from klbench.session.request import StartRequest
 from klbench.session.state import TroubleLine
@@ -391,7 +394,16 @@ class WorkbenchApp(DoingApp):
     def on_failed(self, message: messages.Failed) -> None:
         self._say_error(message.error)
 
-    def _say_error(self, error: KlbenchError | TroubleLine) -> None:
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        if (error := event.worker.error) is not None and event.state is WorkerState.ERROR:
+            self.say_defect(error)
+
+    def say_defect(self, error: BaseException) -> None:
+        """Work that failed by a defect of ours is told, and what else is shown stays."""
+        folder = self.model.folder or SessionFolder(paths.make_private(paths.home()))
+        self._say_error(crash.trouble(error, folder))
+
+    def _say_error(self, error: KlbenchError | TroubleLine | Trouble) -> None:
         parts = (error.what, error.why, f"Next: {error.next}" if error.next else "")
         self.say("\n".join(part for part in parts if part), "error")
 

@@ -65,11 +65,20 @@ async def until(pilot, condition, deadline_s=10.0) -> None:
 
 @contextlib.asynccontextmanager
 async def workbench(session: Path | None = None, *, size=(80, 24), readonly=True, **options):
-    """The app on a session, settled."""
+    """The app on a session, settled. A defect in the work behind it is raised at the end."""
     app = WorkbenchApp(session=session, readonly=readonly, clock=lambda: NOW, **options)
+    defects, tell = [], app.say_defect
+
+    def tell_and_keep(error: BaseException) -> None:
+        defects.append(error)
+        tell(error)
+
+    app.say_defect = tell_and_keep
     async with app.run_test(size=size, notifications=True) as pilot:
         await settle(pilot)
         yield app, pilot
+    for defect in defects:
+        raise defect
 
 
 async def press(pilot, *keys: str) -> str:
