@@ -7,8 +7,8 @@ A finding that is `probable` becomes `confirmed` only when all of this holds:
 - a repeat of the capture gave the same origin;
 - the evidence leaves a single kind;
 - a stateless operator, called again alone on its own rows, gives other bits with the row count of one arm
-  than with that of the other; or the equal-M arm gives other bits with one row in both. A stateful one cannot
-  be called again like that: its equal state stands for it.
+  than with that of the other; or the equal-M arm gives other bits with one row in both. One that reads state
+  cannot be called again like that: its equal state stands for it.
 
 Nothing is ever raised from `unknown`, and a latent finding is left as it is.
 """
@@ -76,13 +76,22 @@ def reads_state(finding: Finding) -> bool:
 
 
 def wants_equal_m(finding: Finding) -> bool:
-    """Whether the equal-M arm says more: it reads state, or called again alone its row count does not matter.
+    """Whether the equal-M arm says more: it reads state, or called again alone its row count does not matter,
+    or it cannot be called again.
 
     The operators of the head have no row in a one-token extend that a decode step has, too.
     """
     if finding.latent or finding.kind != "operator":
         return False
-    return reads_state(finding) or any(fact.code == "replay_invariant" for fact in finding.evidence)
+    return reads_state(finding) or any(
+        fact.code == "replay_invariant" or (fact.code == "not_replayed" and _is_uncallable(fact))
+        for fact in finding.evidence
+    )
+
+
+def _is_uncallable(fact: Evidence) -> bool:
+    """Whether it could not be called again as such; one that gave other bits each time was called."""
+    return fact.values.get("status") in ("stateful", "skipped", "error")
 
 
 def wants_row_counts(finding: Finding) -> bool:
@@ -216,7 +225,10 @@ def _missing(
 def _replay_missing(finding: Finding, replayed: OperatorReplay | None) -> list[tuple[str, str]]:
     if replayed is None:
         return [("not_replayed", "the operator was not called again alone")]
-    if replayed.status == "stateful":
+    if replayed.status == "stateful" and reads_state(finding):
+        return []
+    if equal_m(finding) == "differs" and replayed.status != "not_repeatable":
+        # It needs neither other rows nor more of them: what it is told beside its inputs decides.
         return []
     if not replayed.answered:
         return [("not_replayed", "the operator could not be called again alone")]
@@ -224,9 +236,6 @@ def _replay_missing(finding: Finding, replayed: OperatorReplay | None) -> list[t
         # Two functions compute it, one in each arm: called again, one of them cannot show what differs.
         return []
     differ = arms_differ(finding, replayed)
-    if equal_m(finding) == "differs":
-        # It needs neither other rows nor more of them: what it is told beside its inputs decides.
-        return []
     if differ is False or (differ is None and replayed.first_changed is None):
         return [("replay", "the operator alone gives the same bits with the row counts of both arms")]
     return []

@@ -65,13 +65,13 @@ def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[
         return None, f"{why}: padding, or what else it reads that is not seen, decides", False
     if kind == "gap":
         return BATCH_INVARIANCE, f"what lies between {module} gives other bits for equal inputs", False
-    known = operator_class(module)
-    if kind == "operator" and known is OPERATOR_CLASSES[0]:
-        return (
-            BATCH_INVARIANCE,
-            f"{module} works on each token alone: with equal inputs only the rows beside it can matter",
-            True,
-        )
+    if is_one_row_otherwise(finding) and does_not_repeat(finding) is None:
+        why = f"with one row in both forwards and equal inputs {module} differs between decode and an extend"
+        return DIFFERENT_FUNCTION, why, True
+    if kind == "operator" and operator_class(module) is OPERATOR_CLASSES[0]:
+        # Called again it would show; where it cannot be, what else it is told may decide, too.
+        why = f"{module} works on each token alone: with equal inputs the rows beside it matter"
+        return BATCH_INVARIANCE, why, _values(finding, "not_replayed") is None
     if (_values(finding, "equal_m") or {}).get("outcome") == "same_bits":
         return (
             BATCH_INVARIANCE,

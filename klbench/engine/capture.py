@@ -143,9 +143,7 @@ async def capture(
     dumps, trace_folder = _new_folders(trace_dir, expected, free_floor_bytes)
     cap = max(4 * expected.size_bytes, 1 << 30)
 
-    async def repeated(
-        folder: Path, by: Backend, pattern: str | None = None, what: Work = work
-    ) -> HelperColumns:
+    async def repeated(folder: Path, by: Backend, pattern: str | None, what: Work) -> HelperColumns:
         return await repeat_captured(
             side,
             what,
@@ -162,7 +160,10 @@ async def capture(
         say("repeating the arms", 0, expected.forwards)
         if backend != "dumper":
             trace_folder.mkdir(mode=0o700)
-        columns = await repeated(dumps if backend == "dumper" else trace_folder, backend)
+        columns = await repeated(dumps if backend == "dumper" else trace_folder, backend, None, work)
+        changed, compared = _changed(work, columns)
+        if not work.repeats:
+            work = dataclasses.replace(work, measured=columns, repeats=True)
         captured_pass = side.ids.latest_pass
         capture_s, convert_s, converted = time.monotonic() - began, 0.0, None
         async with contextlib.AsyncExitStack() as stack:
@@ -194,7 +195,6 @@ async def capture(
                 else:
                     found = await _with_numbers(side, work, found, dumps, repeated, trace_folder)
         repetition = _repetition(side, work, captured_pass)
-        changed, compared = _changed(work, columns)
         trace_bytes = sum(path.stat().st_size for path in trace_folder.iterdir())
         outcome = Outcome(
             work=work,

@@ -68,6 +68,8 @@ class Work:
     """Tokens that are generated again in any case."""
     cut: str | None = None
     """Why it is not the whole generation, in a sentence; None where nobody decided that."""
+    repeats: bool = True
+    """The measured tokens must come again; else the captured arms are a run of their own."""
 
 
 def prefix_writers(work: Work) -> frozenset[int]:
@@ -199,7 +201,7 @@ async def repeat_captured(
             max_new_tokens=work.max_new_tokens,
             generation_tokens=generation_tokens(work),
             rids=rids,
-            measured=work.measured,
+            measured=work.measured if work.repeats else None,
             observe=observe,
             options=side.options,
         )

@@ -22,7 +22,8 @@ from klbench.errors import DeadlineError
 _LONGEST_LINE_BYTES = 1 << 16
 _READ_BYTES = 4 << 20
 _LOOK_EVERY_S = 0.25
-_ASK_EVERY_S = 1.0
+_ASK_EVERY_S, _ASK_LATER_S = 1.0, 5.0
+"""The server answers between two steps, which then wait: in a long arm it is asked less often."""
 _RATE_REPORTS = 4
 _STALLED_S = 180.0
 """So long without progress is said; prefill of the longest prompts, and a decode report, take seconds."""
@@ -114,11 +115,12 @@ def from_load(client: ServerClient, hear: Callable[[Load], None]) -> TokensDone:
 
     `hear` gets each answer of the server about its load.
     """
-    asked_at, most = 0.0, 0
+    began, asked_at, most = time.monotonic(), 0.0, 0
 
     async def tokens_done() -> int:
         nonlocal asked_at, most
-        if time.monotonic() - asked_at >= _ASK_EVERY_S:
+        pause_s = min(max((time.monotonic() - began) / 10, _ASK_EVERY_S), _ASK_LATER_S)
+        if time.monotonic() - asked_at >= pause_s:
             load = await client.load()
             asked_at = time.monotonic()
             if load is not None:

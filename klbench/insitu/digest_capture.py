@@ -96,6 +96,7 @@ class DigestCapture:
             return False
         if not self._handles:
             self._register()
+        self._writer.forward_begins()
         rows = ArmedRows.of(composition, int(batch.input_ids.shape[0]))
         recording = Recording(composition, rows, device, self._dtypes, self._versions_tell, self._axes)
         state = StateReads(recording, batch, self._attentions, self._argument)

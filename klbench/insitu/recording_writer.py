@@ -1,7 +1,7 @@
 """Writes finished recordings into a trace, in a thread of its own behind a bounded queue.
 
-The thread shares the interpreter with the server's forwards, so it works while no forward hands anything
-over: between arms, when the queue is full, and at the end.
+The thread shares the interpreter with the server's forwards, which it would make several times slower, so it
+works while none is recorded and none has just been: between arms, when the queue is full, and at the end.
 
 The sampler's results come after their forward; those of a chunk that does not end its prompt were never used,
 which shows at the request's next forward.
@@ -79,6 +79,7 @@ class RecordingWriter:
         # Each counted by one thread alone.
         self._put_bytes = self._done_bytes = 0
         self._latest_put_s = 0.0
+        self._forward_runs = False
         self._closing = threading.Event()
         self._broken: Optional[str] = None
         self._written = 0
@@ -90,6 +91,10 @@ class RecordingWriter:
 
     # Any thread.
 
+    def forward_begins(self) -> None:
+        """What is recorded now will be handed over."""
+        self._forward_runs = True
+
     def put(self, names: NewNames, taken: Taken, sampled: bool) -> None:
         """Hands over a recording, or what the sampler added to the one before. Waits for room."""
         deadline = time.monotonic() + _PATIENCE_S
@@ -100,6 +105,7 @@ class RecordingWriter:
         self._queue.append((names, taken, sampled))
         self._put_bytes += taken.host.numel() * 8
         self._latest_put_s = time.monotonic()
+        self._forward_runs = False
 
     def close(
         self, observes_state: bool, observes_head: bool, invalid: Optional[str], not_observed: Sequence[str]
@@ -130,7 +136,9 @@ class RecordingWriter:
 
     def _may_work(self) -> bool:
         full = 2 * (self._put_bytes - self._done_bytes) > _QUEUE_BYTES
-        return full or self._closing.is_set() or time.monotonic() - self._latest_put_s > _QUIET_S
+        if full or self._closing.is_set():
+            return True
+        return not self._forward_runs and time.monotonic() - self._latest_put_s > _QUIET_S
 
     def _take_one(self) -> None:
         item = self._queue.popleft()

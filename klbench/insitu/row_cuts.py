@@ -15,6 +15,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 _DEPTH = 4
+_STORED_ASIDE = ("FusedSetKVBufferArg",)
+"""Where a call stores a copy of its result: called again it stores nothing, and its result is compared."""
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 
 
@@ -102,6 +104,8 @@ def _mapped(value: Any, name: str, depth: int, change: Callable[[str, torch.Tens
     if isinstance(value, _PLAIN):
         return value
     kind = type(value).__name__
+    if kind in _STORED_ASIDE:
+        return None
     if "Batch" in kind or "Metadata" in kind or "Buffer" in kind or "Cache" in kind:
         raise Stateful(f"it is given {name or 'an input'}, a {kind}")
     parts = _parts(value) if depth else None

@@ -87,6 +87,7 @@ class StateProbe:
         device = batch.input_ids.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False
+        self._writer.forward_begins()
         rows = ArmedRows.of(composition, int(batch.input_ids.shape[0]))
         recording = Recording(composition, rows, device, self._dtypes, versions_tell=False)
         attentions = sum(module.state == "kv" for module in self._stateful)

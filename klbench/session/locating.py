@@ -6,6 +6,7 @@ default is the first diverged helper in the order of HELPERS and its first diver
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -194,17 +195,21 @@ _ENDS_EARLY = (
 )
 
 
-async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
-    """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself.
+_RUN_OF_ITS_OWN = (
+    "The server did not repeat its tokens, so what was captured is a run of its own: its two arms were "
+    "compared with each other."
+)
 
-    Raises NotRepeatedError where not even that does.
-    """
-    try:
+
+async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
+    """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself;
+    of a run of its own where not even that does."""
+    with contextlib.suppress(NotRepeatedError):
         return await watch(whole)
-    except NotRepeatedError:
-        if generation_tokens(short) >= generation_tokens(whole):
-            raise
-    return await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
+    if generation_tokens(short) < generation_tokens(whole):
+        with contextlib.suppress(NotRepeatedError):
+            return await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
+    return await watch(dataclasses.replace(whole, repeats=False, cut=_RUN_OF_ITS_OWN))
 
 
 async def trace_and_locate(
@@ -268,12 +273,7 @@ async def trace_and_locate(
             progress=job.progress,
         )
 
-    try:
-        outcome = await repeated_so_far(watch, as_whole_as_affordable(side, work, backend), work)
-    except NotRepeatedError:
-        # Other tokens while operators are watched: the divergence changed with the hooks.
-        say(await probe(GONE))
-        return
+    outcome = await repeated_so_far(watch, as_whole_as_affordable(side, work, backend), work)
     say(outcome)
     if not outcome.symptom_shows:
         say(await probe(GONE))

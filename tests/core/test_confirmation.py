@@ -144,9 +144,31 @@ def test_a_change_at_row_counts_that_no_arm_had_explains_nothing():
     assert missing(judged(replayed=between)) == ["replay"]
 
 
-def test_a_stateful_operator_needs_no_replay():
-    stateful = replace(REPLAY, status="stateful", tried=(), variants=(), reason="it reads the K/V")
-    assert judged(replayed=stateful).grade == "confirmed"
+STATEFUL = replace(REPLAY, status="stateful", tried=(), variants=(), reason="it reads the K/V")
+
+
+def test_an_operator_that_reads_state_needs_no_replay():
+    reads = replace(FINDING, evidence=(*FINDING.evidence, Evidence("state_equal", "equal", {})))
+    assert judged(reads, replayed=STATEFUL).grade == "confirmed"
+
+
+def test_one_that_reads_none_and_is_given_a_cache_needs_a_proof_of_its_own():
+    given = with_replay(FINDING, STATEFUL)
+    assert wants_equal_m(given)
+    assert missing(confirmed(given, PROVED, STATEFUL)) == ["not_replayed"]
+    for outcome, grade in (("differs", "confirmed"), ("same_bits", "probable")):
+        fact = Evidence("equal_m", "made", {"outcome": outcome, "stateful": False})
+        shown = replace(given, evidence=(*given.evidence, fact))
+        assert confirmed(shown, PROVED, STATEFUL).grade == grade
+
+
+def test_one_that_gives_other_bits_each_time_is_not_compared_at_equal_m():
+    restless = replace(STATEFUL, status="not_repeatable", reason="other bits")
+    given = with_replay(FINDING, restless)
+    assert not wants_equal_m(given)
+    fact = Evidence("equal_m", "made", {"outcome": "differs", "stateful": False})
+    shown = replace(given, evidence=(*given.evidence, fact))
+    assert missing(confirmed(shown, PROVED, restless)) == ["not_replayed"]
 
 
 @pytest.mark.parametrize("status", ["not_repeatable", "error", "skipped"])

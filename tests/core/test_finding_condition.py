@@ -82,6 +82,24 @@ def finding(kind: str, module: str, *evidence: dict[str, Any], **changed: Any) -
             None,
             False,
         ),
+        # It works on each token alone, and cannot be called again alone: what else it is told may decide.
+        (finding("operator", ROTARY, fact("not_replayed", status="stateful")), ONE, False),
+        *(
+            (
+                finding(
+                    "operator",
+                    ROTARY,
+                    fact("not_replayed", status="stateful"),
+                    fact("equal_m", outcome=outcome, stateful=False),
+                ),
+                condition,
+                certain,
+            )
+            for outcome, condition, certain in (
+                ("differs", "different_function", True),
+                ("same_bits", ONE, False),
+            )
+        ),
         # Forwards that differ in their number of rows alone.
         *(
             (finding(kind, module, fact("row_counts", outcome="changes", changed_M=[64])), ONE, True)

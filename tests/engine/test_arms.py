@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,25 @@ async def test_the_load_is_told_to_whom_it_concerns() -> None:
     heard: list[Load] = []
     assert await from_load(Busy(), heard.append)() == 70  # type: ignore[arg-type]
     assert heard == [Load(3, 2, 70)]
+
+
+async def test_in_a_long_arm_the_load_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    now = 1000.0
+
+    class Busy:
+        async def load(self) -> Load:
+            asked.append(now)
+            return Load(running=1, queued=0, used_tokens=1)
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    tokens_done = from_load(Busy(), lambda _load: None)  # type: ignore[arg-type]
+    for step in range(400):
+        now = 1000.0 + step / 4
+        await tokens_done()
+    pauses = np.diff(asked)
+    assert (pauses[0], pauses[-1]) == (1.0, 5.0)
+    assert len(asked) == 35
 
 
 async def test_a_server_that_works_on_nothing_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

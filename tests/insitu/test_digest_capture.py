@@ -4,6 +4,7 @@ The model calls its modules as sglang's do; the batch and the runner are the few
 """
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 from klbench.core import digests as reference  # noqa: E402
 from klbench.core.trace import Direction, Trace  # noqa: E402
 from klbench.engine.traces import read_trace  # noqa: E402
+from klbench.insitu import recording_writer  # noqa: E402
 from klbench.insitu.composition import CompositionReader  # noqa: E402
 from klbench.insitu.digest_capture import DigestCapture  # noqa: E402
 from klbench.insitu.module_sites import Site, each_tensor, sites_of  # noqa: E402
@@ -310,6 +312,30 @@ def test_passing_a_tensor_on_costs_no_further_digest(bench: Bench) -> None:
     with safe_open(bench.folder / "rank0-000001.safetensors", framework="numpy") as file:
         stored = file.get_slice("packed_digest").get_shape()[0]
     assert stored < 0.6 * len(trace.digest)
+
+
+def test_nothing_is_written_while_a_forward_runs_however_long_it_takes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's thread would share the interpreter with the forward, and slow it down."""
+    writer = bench.capture._writer
+    now = [time.monotonic()]
+    monkeypatch.setattr(recording_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    bench.forward(extend((ARMED, 0, [5, 6, 7])))
+    assert not writer._may_work()
+    now[0] += 10.0
+    assert writer._may_work()
+    batch = decode((ARMED, 3, 8))
+    composition = bench.reader.read(batch)
+    assert bench.capture.begin(composition, batch)
+    now[0] += 10.0
+    assert not writer._may_work()
+    with torch.no_grad():
+        bench.model(batch)
+    bench.capture.end()
+    now[0] += 10.0
+    assert writer._may_work()
+    bench.close()
 
 
 def test_a_hook_that_fails_breaks_the_capture_and_not_the_forward(bench: Bench) -> None:

@@ -5,6 +5,7 @@ The runner and its batch are the few fields that replays read.
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -393,3 +394,23 @@ def test_cut_rows_keep_their_heads_together() -> None:
     heads = torch.arange(6 * 3).reshape(6, 3)
     cut = row_cuts.taken({"q": heads}, 3, torch.tensor([2, 0]))["q"]
     assert cut.tolist() == torch.cat([heads[4:6], heads[0:2]]).tolist()
+
+
+def test_what_a_call_stores_aside_is_left_out_when_it_is_made_again() -> None:
+    """On CUDA the rotary embedding of some models stores K and V too."""
+
+    @dataclass
+    class FusedSetKVBufferArg:
+        value: Any
+        k_buffer: Any
+
+    given = {"q": torch.zeros(3, 2), "fused_set_kv_buffer_arg": FusedSetKVBufferArg(torch.zeros(3), None)}
+    assert row_cuts.copied(given, 3)["fused_set_kv_buffer_arg"] is None
+    assert list(row_cuts.taken(given, 3, torch.tensor([1]))["q"].shape) == [1, 2]
+
+    @dataclass
+    class SomeKVCache:
+        k_buffer: Any
+
+    with pytest.raises(row_cuts.Stateful, match="a SomeKVCache"):
+        row_cuts.copied({"q": torch.zeros(3, 2), "pool": SomeKVCache(None)}, 3)

@@ -44,7 +44,7 @@ class Server:
 
     async def watch(self, what: Work) -> Work:
         self.asked.append(generation_tokens(what))
-        if self.asked[-1] > self.repeats:
+        if what.repeats and self.asked[-1] > self.repeats:
             raise NotRepeatedError("request 0 did not repeat")
         return what
 
@@ -74,11 +74,18 @@ async def test_one_that_goes_astray_later_is_captured_up_to_the_first_divergence
 
 
 @pytest.mark.parametrize("first_divergence", [4, OUTPUT - 1, None])
-async def test_one_that_does_not_repeat_the_first_divergence_is_refused(first_divergence: int | None) -> None:
+async def test_one_that_does_not_repeat_the_first_divergence_is_captured_as_a_run_of_its_own(
+    first_divergence: int | None,
+) -> None:
     server = Server(2)
 
-    with pytest.raises(NotRepeatedError):
-        await located(server, first_divergence)
+    found = await located(server, first_divergence)
+
+    short = [] if first_divergence in (OUTPUT - 1, None) else [first_divergence + 1]
+    assert server.asked == [OUTPUT, *short, OUTPUT]
+    assert found.repeats is False
+    assert found.cut is not None
+    assert "a run of its own" in found.cut
 
 
 def test_rows_are_fetched_as_far_as_the_latest_origin_and_no_further() -> None:
