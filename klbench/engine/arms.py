@@ -15,9 +15,9 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,26 @@ class Widen:
 
 class NotRepeatedError(UndecidedError):
     """The server generated other tokens than in the run that is repeated."""
+
+
+class LostLogprobsError(UndecidedError):
+    """A retracted request came back with fewer logprobs than tokens, which its server does at times."""
+
+
+_TRIES = 3
+Result = TypeVar("Result")
+
+
+async def despite_lost_logprobs(
+    work: Callable[[], Awaitable[Result]], say: Callable[[LostLogprobsError], object]
+) -> Result:
+    """`work`, which begins with an empty cache, again where logprobs were lost, `say` told each time."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await work()
+        except LostLogprobsError as error:
+            say(error)
+    return await work()
 
 
 class _Silent:
@@ -298,10 +318,15 @@ def _check_generated(index: int, answer: Generated, new_tokens: int) -> None:
             f"request {index} generated {len(answer.output_ids)} tokens, {new_tokens} were asked for"
         )
     if answer.output_ids != logprobs.token_id.tolist():
-        raise UndecidedError(
-            f"the logprobs of request {index} do not belong to its output",
-            why=f"{len(answer.output_ids)} output tokens, {len(logprobs)} logprobs, or other token ids",
-        )
+        what = f"the logprobs of request {index} do not belong to its output"
+        why = f"{len(answer.output_ids)} output tokens, {len(logprobs)} logprobs, or other token ids"
+        if answer.retractions and len(logprobs) < len(answer.output_ids):
+            raise LostLogprobsError(
+                what,
+                why=f"{why}; the server retracted it, for the K/V pool was full, and computed it again",
+                next="use fewer --samples, or a larger pool: --max-total-tokens after --",
+            )
+        raise UndecidedError(what, why=why)
 
 
 def _as_reported(sequence: list[int], vocab_size: int | None) -> list[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
-from klbench.engine.arms import NotRepeatedError
+from klbench.engine.arms import NotRepeatedError, despite_lost_logprobs
 from klbench.engine.capture import Outcome, capture
 from klbench.engine.capture_control import Backend, CaptureControl, RequestIds
 from klbench.engine.captured_work import ServerSide, Work, as_whole_as_affordable, generation_tokens
@@ -30,6 +30,7 @@ from klbench.engine.target import Plan
 from klbench.errors import UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.attach_exports import how_to_be_captured
+from klbench.session.measuring import runs_again
 from klbench.session.runner import JobView, Session
 from klbench.session.state import HelperState, RunState, SessionState
 
@@ -263,14 +264,17 @@ async def trace_and_locate(
         return
 
     async def watch(what: Work) -> Outcome:
-        return await capture(
-            side,
-            what,
-            backend=backend,
-            trace_dir=trace_dir,
-            keep_dumps=options.keep_trace,
-            observe=arms,
-            progress=job.progress,
+        return await despite_lost_logprobs(
+            lambda: capture(
+                side,
+                what,
+                backend=backend,
+                trace_dir=trace_dir,
+                keep_dumps=options.keep_trace,
+                observe=arms,
+                progress=job.progress,
+            ),
+            lambda error: session.emit(runs_again(error, chosen.helper)),
         )
 
     outcome = await repeated_so_far(watch, as_whole_as_affordable(side, work, backend), work)

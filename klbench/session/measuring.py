@@ -19,6 +19,7 @@ from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.core.diagnosis import diagnose
 from klbench.core.kl import helper_result, not_measured
 from klbench.core.text import counted
+from klbench.engine.arms import LostLogprobsError, despite_lost_logprobs
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.generation_arm import GenerationArm
 from klbench.engine.prompts import PromptSet
@@ -35,6 +36,13 @@ from klbench.session.state import RunState
 
 CONTEXT_TOKENS = 16
 """So many tokens at the end of each prompt get their text too: what stands before the first generated one."""
+
+
+def runs_again(error: LostLogprobsError, helper: str) -> ev.Trouble:
+    """What is said when the arms of a helper begin anew."""
+    return ev.Trouble(
+        level="warning", what=f"{helper}: {error.what}", why=error.why, next="its arms are run again"
+    )
 
 
 class _ArmEvents:
@@ -192,8 +200,6 @@ class Measurement:
             self._ended(helper, self._without_numbers("not_run", why_not), None, 0.0)
             return
         began = time.monotonic()
-        rids = self._ids.next_pass()
-        number = self._ids.latest_pass
         earlier, self._earlier = self._earlier, None
         kept_file = arm_file(self._session.folder.runs, self.number, helper)
         made_on = self._made_on()
@@ -201,17 +207,25 @@ class Measurement:
         def keep(arm: GenerationArm) -> None:
             save_arm(kept_file, SavedArm(arm, self._prompts.sha256, made_on))
 
-        try:
-            columns = await self._server.run_helper(
+        async def run() -> HelperColumns:
+            return await self._server.run_helper(
                 helper,
                 self._prompts.as_lists(),
                 max_new_tokens=options.max_new_tokens,
-                rids=rids,
+                rids=self._ids.next_pass(),
                 observe=_ArmEvents(self._session, self.number, helper),
                 earlier=earlier,
                 keep=keep,
                 flush=not options.readonly,
             )
+
+        def run_again(error: LostLogprobsError) -> None:
+            nonlocal earlier
+            earlier = None
+            self._session.emit(runs_again(error, helper))
+
+        try:
+            columns = await (run() if options.readonly else despite_lost_logprobs(run, run_again))
         except KlbenchError as error:
             reason = " · ".join(part for part in (error.what, error.why) if part)
             self._ended(helper, self._without_numbers("error", reason), None, time.monotonic() - began)
@@ -228,7 +242,7 @@ class Measurement:
         self._columns[helper] = columns
         if earlier is None:
             # A generation arm of an earlier server cannot be compared with what this one would capture.
-            self.measured[self.number, helper] = number, columns
+            self.measured[self.number, helper] = self._ids.latest_pass, columns
         result = helper_result(
             columns,
             threshold_nats=options.threshold,

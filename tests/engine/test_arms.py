@@ -13,7 +13,14 @@ import pytest
 
 from klbench.engine import progress
 from klbench.engine.answers import Generated, Logprobs
-from klbench.engine.arms import ArmOptions, Widen, _Silent, run_arms
+from klbench.engine.arms import (
+    ArmOptions,
+    LostLogprobsError,
+    Widen,
+    _Silent,
+    despite_lost_logprobs,
+    run_arms,
+)
 from klbench.engine.client import Load
 from klbench.engine.progress import TokenCounter, from_load
 from klbench.errors import DeadlineError, UndecidedError
@@ -119,6 +126,40 @@ async def test_requests_that_were_retracted_are_named() -> None:
 
     await run(FakeServer(mend=mend), "match", options=ArmOptions(retracted=retracted.append))
     assert retracted == [1]
+
+
+def losing(times: int) -> Any:
+    """Leaves the last logprob out of the first `times` generations of request 1, which was retracted."""
+    left = [times]
+
+    def mend(arm: str, answer: Generated) -> Generated:
+        if arm != "generation" or not answer.rid.endswith("-1") or not left[0]:
+            return answer
+        left[0] -= 1
+        output = answer.output_ids[:-1]
+        return replace(answer, retractions=1, output_logprobs=logprobs(output, [-1.0] * len(output)))
+
+    return mend
+
+
+async def test_arms_are_run_again_where_a_retracted_request_lost_a_logprob() -> None:
+    server = FakeServer(mend=losing(2))
+    said: list[LostLogprobsError] = []
+    columns = await despite_lost_logprobs(lambda: run(server, "match"), said.append)
+    assert columns.token_id.tolist() == [100, 101, 100, 101]
+    assert [call[0] for call in server.calls].count("flush") == 4
+    assert [error.what for error in said] == ["the logprobs of request 1 do not belong to its output"] * 2
+    assert "2 output tokens, 1 logprobs" in said[0].why
+    assert "retracted" in said[0].why
+    assert "--max-total-tokens" in said[0].next
+
+
+async def test_a_server_that_always_loses_logprobs_is_not_asked_for_ever() -> None:
+    server = FakeServer(mend=losing(99))
+    said: list[LostLogprobsError] = []
+    with pytest.raises(LostLogprobsError):
+        await despite_lost_logprobs(lambda: run(server, "match"), said.append)
+    assert [call[0] for call in server.calls] == ["flush", "generation"] * 3
 
 
 async def test_the_load_is_told_to_whom_it_concerns() -> None:
