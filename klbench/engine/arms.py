@@ -78,7 +78,7 @@ class LostLogprobsError(UndecidedError):
     """A retracted request came back with fewer logprobs than tokens, which its server does at times."""
 
 
-_TRIES = 3
+_TRIES = 5
 Result = TypeVar("Result")
 
 

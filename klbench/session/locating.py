@@ -204,12 +204,14 @@ _RUN_OF_ITS_OWN = (
 
 async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
     """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself;
-    of a run of its own where not even that does."""
+    of a run of its own where not even that does, or without diverging again."""
     with contextlib.suppress(NotRepeatedError):
         return await watch(whole)
     if generation_tokens(short) < generation_tokens(whole):
         with contextlib.suppress(NotRepeatedError):
-            return await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
+            outcome = await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
+            if outcome.symptom_shows:
+                return outcome
     return await watch(dataclasses.replace(whole, repeats=False, cut=_RUN_OF_ITS_OWN))
 
 

@@ -159,7 +159,7 @@ async def test_a_server_that_always_loses_logprobs_is_not_asked_for_ever() -> No
     said: list[LostLogprobsError] = []
     with pytest.raises(LostLogprobsError):
         await despite_lost_logprobs(lambda: run(server, "match"), said.append)
-    assert [call[0] for call in server.calls] == ["flush", "generation"] * 3
+    assert [call[0] for call in server.calls] == ["flush", "generation"] * 5
 
 
 async def test_the_load_is_told_to_whom_it_concerns() -> None:

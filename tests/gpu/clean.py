@@ -257,7 +257,13 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     arguments = arguments_of()
     with tempfile.TemporaryDirectory(prefix="klbench-gpu-") as name:
-        made = asyncio.run(check(arguments, Path(name)))
+        try:
+            made = asyncio.run(check(arguments, Path(name)))
+        except KlbenchError as error:
+            print(f"{error.what}: {error.why}", flush=True)
+            if arguments.json is not None and not arguments.json.exists():
+                arguments.json.write_text(json.dumps({"error": error.as_dict()}, indent=1))
+            return 2
     print("clean" if made.clean else "NOT CLEAN", flush=True)
     return 0 if made.clean else 1
 

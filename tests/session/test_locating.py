@@ -35,24 +35,34 @@ def work(first_divergence: int | None) -> Work:
     return Work("match", [[0] * PROMPT], 0, columns, OUTPUT)
 
 
-class Server:
-    """Repeats its first `repeats` tokens."""
+@dataclasses.dataclass
+class Watched:
+    """The part of an outcome that decides whether it is enough."""
 
-    def __init__(self, repeats: int) -> None:
+    work: Work
+    symptom_shows: bool
+
+
+class Server:
+    """Repeats its first `repeats` tokens, and of them diverges again only where it `shows`."""
+
+    def __init__(self, repeats: int, *, shows: bool = True) -> None:
         self.repeats = repeats
+        self.shows = shows
         self.asked: list[int] = []
 
-    async def watch(self, what: Work) -> Work:
+    async def watch(self, what: Work) -> Watched:
         self.asked.append(generation_tokens(what))
         if what.repeats and self.asked[-1] > self.repeats:
             raise NotRepeatedError("request 0 did not repeat")
-        return what
+        return Watched(what, self.shows or not what.repeats)
 
 
 async def located(server: Server, first_divergence: int | None) -> Work:
     short = work(first_divergence)
     whole = dataclasses.replace(short, whole_generation=True)
-    return await repeated_so_far(server.watch, whole, short)  # type: ignore[arg-type,return-value]
+    watched = await repeated_so_far(server.watch, whole, short)  # type: ignore[arg-type]
+    return watched.work
 
 
 async def test_a_server_that_repeats_itself_is_captured_whole() -> None:
@@ -86,6 +96,14 @@ async def test_one_that_does_not_repeat_the_first_divergence_is_captured_as_a_ru
     assert found.repeats is False
     assert found.cut is not None
     assert "a run of its own" in found.cut
+
+
+async def test_one_that_goes_astray_and_does_not_diverge_before_is_captured_as_a_run_of_its_own() -> None:
+    server = Server(5, shows=False)
+
+    found = await located(server, 2)
+
+    assert (server.asked, found.repeats) == ([OUTPUT, 3, OUTPUT], False)
 
 
 def test_rows_are_fetched_as_far_as_the_latest_origin_and_no_further() -> None:
