@@ -118,7 +118,8 @@ def _crash_file(error: Exception) -> str:
     from klbench.session.crash import write_crash
 
     with contextlib.suppress(KlbenchError, OSError):
-        return str(write_crash(paths.make_private(paths.home()), error))
+        if (file := write_crash(paths.make_private(paths.home()), error)) is not None:
+            return str(file)
     return "(no place to write the traceback)"
 
 

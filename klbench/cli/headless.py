@@ -24,7 +24,7 @@ from klbench.session.census import census_document, census_exit_code
 from klbench.session.commands import Census, Continue, Experiment, Locate, Run
 from klbench.session.comparing import Side, compare, side_of
 from klbench.session.continuing import continues
-from klbench.session.crash import write_crash
+from klbench.session.crash import as_known
 from klbench.session.experimenting import experiment_document, experiment_exit_code
 from klbench.session.folder import SessionFolder, make_session, new_session_path, remove_new
 from klbench.session.interruption import interrupted
@@ -33,7 +33,6 @@ from klbench.session.reading import find_runner, read_state
 from klbench.session.request import StartRequest
 from klbench.session.runner import Runner, Session, Work
 from klbench.session.state import SessionState
-from klbench.storage import refused_by_disk, storage_error
 
 MakeWork = Callable[[Session], Work]
 
@@ -89,7 +88,8 @@ def execute(
             outcome.signum = error.signum
         # The boundary of the job: a defect still leaves a document and a crash file.
         except Exception as error:
-            outcome.error, outcome.exit_code = _as_known(error, folder)
+            outcome.error = as_known(error, folder.path)
+            outcome.exit_code = outcome.error.exit_code
         # What was measured is delivered whole: a signal that comes now changes nothing of it.
         switch.hold_once()
         code = _finish(folder, plan, outcome, json_place)
@@ -178,20 +178,6 @@ def _signals_stop(runner: Runner, outcome: _Outcome, switch: SignalSwitch) -> It
 def _soon(loop: asyncio.AbstractEventLoop, stop: Callable[[int], None], signum: int) -> None:
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(stop, signum)
-
-
-def _as_known(error: Exception, folder: SessionFolder) -> tuple[KlbenchError, ExitCode]:
-    """A disk that refuses is the user's to mend; everything else is a defect."""
-    if isinstance(error, OSError) and refused_by_disk(error):
-        refusal = storage_error(error, folder.path)
-        return refusal, refusal.exit_code
-    where = write_crash(folder.path, error)
-    defect = KlbenchError(
-        f"klbench failed: {type(error).__name__}: {error}",
-        why="this is a defect of klbench",
-        next=f"please report it with {where}",
-    )
-    return defect, ExitCode.INTERNAL
 
 
 def _take_back(folder: SessionFolder, error: UsageError, json_place: str | None) -> int:

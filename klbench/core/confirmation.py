@@ -146,7 +146,8 @@ def _replayed(finding: Finding, replayed: OperatorReplay) -> Evidence:
     if replayed.first_changed is None:
         text = (
             f"Called again alone on its own rows it gives {row} the same bits with each of "
-            f"{_listed(replayed.tried)} rows: the row count alone does not make the difference."
+            f"{_listed(replayed.tried)} rows: the row count alone does not make the difference"
+            f"{f' ({replayed.reason})' if replayed.reason else ''}."
         )
         return Evidence("replay_invariant", text, values)
     below = [m for m in replayed.tried if m < replayed.first_changed]
@@ -227,7 +228,7 @@ def _replay_missing(finding: Finding, replayed: OperatorReplay | None) -> list[t
         return [("not_replayed", "the operator was not called again alone")]
     if replayed.status == "stateful" and reads_state(finding):
         return []
-    if equal_m(finding) == "differs" and replayed.status != "not_repeatable":
+    if equal_m(finding) == "differs" and replayed.status not in ("not_repeatable", "stateful"):
         # It needs neither other rows nor more of them: what it is told beside its inputs decides.
         return []
     if not replayed.answered:

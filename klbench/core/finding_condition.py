@@ -71,7 +71,8 @@ def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[
     if kind == "operator" and operator_class(module) is OPERATOR_CLASSES[0]:
         # Called again it would show; where it cannot be, what else it is told may decide, too.
         why = f"{module} works on each token alone: with equal inputs the rows beside it matter"
-        return BATCH_INVARIANCE, why, _values(finding, "not_replayed") is None
+        certain = _values(finding, "not_replayed") is None and does_not_repeat(finding) is None
+        return BATCH_INVARIANCE, why, certain
     if (_values(finding, "equal_m") or {}).get("outcome") == "same_bits":
         return (
             BATCH_INVARIANCE,
@@ -128,6 +129,8 @@ def does_not_repeat(finding: Mapping[str, Any]) -> str | None:
     """How a repeat in equal batches gave something else, or None."""
     if _values(finding, "other_batch") is not None:
         return None
+    if _values(finding, "not_repeated") is not None:
+        return "the run was repeated in equal batches while it was captured, and generated other tokens"
     if _values(finding, "capture_changed_logprobs") is not None:
         return "the run was repeated in equal batches while it was captured, and logprobs changed their bits"
     missing = (_values(finding, "not_confirmed") or {}).get("missing")

@@ -83,14 +83,15 @@ Result = TypeVar("Result")
 
 
 async def despite_lost_logprobs(
-    work: Callable[[], Awaitable[Result]], say: Callable[[LostLogprobsError], object]
+    work: Callable[[], Awaitable[Result]], say: Callable[[LostLogprobsError], object] | None = None
 ) -> Result:
     """`work`, which begins with an empty cache, again where logprobs were lost, `say` told each time."""
     for _ in range(_TRIES - 1):
         try:
             return await work()
         except LostLogprobsError as error:
-            say(error)
+            if say is not None:
+                say(error)
     return await work()
 
 

@@ -136,7 +136,7 @@ async def capture(
 
     `trace_dir` (made if it is not there) keeps the trace. `numbers` False leaves the ulps out: with digests
     they cost a second pass over the arms. Raises UndecidedError when the disk is too full, a rank refuses,
-    the capture was cut, or the server no longer repeats its tokens.
+    the capture was cut, or the server no longer repeats its tokens where the work says that it must.
     """
     say = progress or _say_nothing
     expected = forecast_for(side, work, backend)
@@ -162,8 +162,15 @@ async def capture(
             trace_folder.mkdir(mode=0o700)
         columns = await repeated(dumps if backend == "dumper" else trace_folder, backend, None, work)
         changed, compared = _changed(work, columns)
-        if not work.repeats:
-            work = dataclasses.replace(work, measured=columns, repeats=True)
+        repeats = work.repeats
+        if not repeats:
+            work = dataclasses.replace(
+                work,
+                measured=columns,
+                repeats=True,
+                whole_generation=False,
+                at_least=generation_tokens(work),
+            )
         captured_pass = side.ids.latest_pass
         capture_s, convert_s, converted = time.monotonic() - began, 0.0, None
         async with contextlib.AsyncExitStack() as stack:
@@ -216,10 +223,11 @@ async def capture(
             trace_dir=trace_folder,
             kept_dumps=dumps if keep_dumps else None,
         )
-        return _weighed(outcome)
+        return _weighed(outcome, repeats=repeats)
     except BaseException:
-        # Half a trace tells nothing.
+        # Half a trace tells nothing, and nobody learns of its dumps.
         shutil.rmtree(trace_folder, ignore_errors=True)
+        keep_dumps = False
         raise
     finally:
         if not keep_dumps:
@@ -319,11 +327,14 @@ def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignme
 
 
 def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:
-    """How many logprobs of all requests changed their bits under capture, and how many were compared."""
+    """How many logprobs of all requests changed their bits under capture, and how many were compared: up to
+    the first token that is another one."""
     changed = compared = 0
     for request in range(columns.requests):
         now, before = columns.tokens_of(request), work.measured.tokens_of(request)
         count = min(now.stop - now.start, before.stop - before.start)
+        other = columns.token_id[now][:count] != work.measured.token_id[before][:count]
+        count = int(other.argmax()) if other.any() else count
         for name in ("decode_nats", "prefill_nats"):
             a = getattr(columns, name)[now][:count].view(np.uint32)
             b = getattr(work.measured, name)[before][:count].view(np.uint32)
@@ -340,9 +351,12 @@ def _repetition(side: ServerSide, work: Work, captured_pass: int) -> Repetition 
     return compare_compositions(forwards, work.measured_passes, forwards, [captured_pass], work.request)
 
 
-def _weighed(outcome: Outcome) -> Outcome:
+def _weighed(outcome: Outcome, *, repeats: bool) -> Outcome:
     """Lowers the grade, with the reason, where the capture was not the measured experiment."""
     doubts = []
+    if not repeats:
+        text = "The server did not repeat its tokens: what was captured is a run of its own."
+        doubts.append(Evidence("not_repeated", text, {}))
     if not outcome.symptom_shows:
         text = "The divergence did not show again while it was captured."
         doubts.append(Evidence("symptom_gone", text, {}))

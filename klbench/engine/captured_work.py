@@ -67,9 +67,10 @@ class Work:
     at_least: int = 0
     """Tokens that are generated again in any case."""
     cut: str | None = None
-    """Why it is not the whole generation, in a sentence; None where nobody decided that."""
+    """Why it is not the whole generation of the measured run, in sentences; None where it is."""
     repeats: bool = True
-    """The measured tokens must come again; else the captured arms are a run of their own."""
+    """The measured tokens must come again; else the captured arms are a run of their own, and what was
+    captured is then the work's `measured`."""
 
 
 def prefix_writers(work: Work) -> frozenset[int]:
@@ -108,9 +109,9 @@ def differs(columns: HelperColumns, tokens: slice) -> Any:
 def generation_tokens(work: Work) -> int:
     """How many tokens the generation arm generates again; up to the first divergence or all."""
     first = first_divergent_offset(work.measured, work.request)
-    if work.whole_generation or first is None:
+    if work.whole_generation or (first is None and not work.at_least):
         return work.max_new_tokens
-    return min(max(first + 1, work.at_least), work.max_new_tokens)
+    return min(max(-1 if first is None else first, work.at_least - 1) + 1, work.max_new_tokens)
 
 
 def reaching(work: Work, position: int) -> Work:
@@ -183,7 +184,7 @@ async def repeat_captured(
     """Runs the arms with the request captured into `folder` (ours, mode 0700); its pass is `ids.latest_pass`.
 
     `pattern` limits the dumper to tensors whose name it finds. Raises UndecidedError when a rank refuses, the
-    capture was cut, or the server no longer repeats its tokens.
+    capture was cut, or the server no longer repeats its tokens where it must.
     """
     await side.control.open(
         folder,

@@ -18,7 +18,7 @@ import numpy as np
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.core.passes import EqualRows
-from klbench.engine.arms import Widen, run_arms
+from klbench.engine.arms import Widen, despite_lost_logprobs, run_arms
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.compositions import Composition, read_compositions
 from klbench.engine.progress import ArmObserver
@@ -60,20 +60,24 @@ class Passes:
     async def helper(
         self, helper: HelperName, prompts: Sequence[Sequence[int]], *, widen: Widen | None = None
     ) -> Pass:
-        """One execution of the helper's arms."""
-        rids = self._ids.next_pass()
-        number = self._ids.latest_pass
-        columns = await run_arms(
-            self._server.client,
-            helper,
-            prompts,
-            max_new_tokens=self._max_new_tokens,
-            widen=widen,
-            rids=rids,
-            observe=self._observe,
-            options=self._server.arm_options(),
-        )
-        return Pass(columns, self.shapes(number))
+        """One execution of the helper's arms, repeated where its server loses logprobs."""
+
+        async def run() -> Pass:
+            rids = self._ids.next_pass()
+            number = self._ids.latest_pass
+            columns = await run_arms(
+                self._server.client,
+                helper,
+                prompts,
+                max_new_tokens=self._max_new_tokens,
+                widen=widen,
+                rids=rids,
+                observe=self._observe,
+                options=self._server.arm_options(),
+            )
+            return Pass(columns, self.shapes(number))
+
+        return await despite_lost_logprobs(run)
 
     def of_measured(self, columns: HelperColumns, number: int) -> Pass:
         """A pass that a run made on this very server."""

@@ -22,7 +22,7 @@ from klbench.errors import DeadlineError
 _LONGEST_LINE_BYTES = 1 << 16
 _READ_BYTES = 4 << 20
 _LOOK_EVERY_S = 0.25
-_ASK_EVERY_S, _ASK_LATER_S = 1.0, 5.0
+_ASK_EVERY_S, _ASK_LATER_S = 1.0, 2.0
 """The server answers between two steps, which then wait: in a long arm it is asked less often."""
 _RATE_REPORTS = 4
 _STALLED_S = 180.0

@@ -16,7 +16,7 @@ from .capture import describe_modules
 from .module_sites import Site, sites_of
 from .private import check_private
 from .replay_operator import Kept, Replayed, replay_operator
-from .row_cuts import Stateful, Uncuttable, copied, taken, tensors_in
+from .row_cuts import Stateful, Uncuttable, copied, stores_aside, taken, tensors_in
 
 _PROCESSOR = "LogitsProcessor"
 _STATES = {"kv": "the K/V of earlier rows", "conv": "a convolution state", "ssm": "a recurrent state"}
@@ -172,6 +172,8 @@ class CarriedForward:
                 call.inputs = (copied(named, self._rows), copied(kwargs, self._rows))
                 if not tensors_in(call.inputs):
                     raise Uncuttable("no tensor is given to it")
+                if stores_aside({**named, **kwargs}):
+                    call.reason = "called without storing a copy of its result, which is a kernel of its own"
             except Stateful as error:
                 call.stateful, call.reason = True, str(error)
             except Uncuttable as error:
@@ -237,6 +239,7 @@ class CarriedForward:
             )
         finally:
             self._busy = False
+        operator.reason = operator.reason or call.reason
         return operator
 
     # The head: functions of the logits processor, not modules.

@@ -16,7 +16,7 @@ import torch
 
 _DEPTH = 4
 _STORED_ASIDE = ("FusedSetKVBufferArg",)
-"""Where a call stores a copy of its result: called again it stores nothing, and its result is compared."""
+"""Where a call stores a copy of its result: called again it stores nothing."""
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 
 
@@ -64,6 +64,11 @@ def taken(value: Any, rows: int, index: torch.Tensor) -> Any:
 def copied(value: Any, rows: int) -> Any:
     """`value` with every tensor in it copied, proved to have rows. Raises Uncuttable."""
     return _mapped(value, "", _DEPTH, lambda name, tensor: _copy(name, tensor, rows))
+
+
+def stores_aside(named: Dict[str, Any]) -> bool:
+    """Whether the call is told where to store a copy of its result."""
+    return any(type(value).__name__ in _STORED_ASIDE for value in named.values())
 
 
 def tensors_in(value: Any) -> Dict[str, torch.Tensor]:

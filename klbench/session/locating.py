@@ -6,16 +6,18 @@ default is the first diverged helper in the order of HELPERS and its first diver
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
-from klbench.engine.arms import NotRepeatedError, despite_lost_logprobs
+from klbench.engine.arms import LostLogprobsError, NotRepeatedError, despite_lost_logprobs
 from klbench.engine.capture import Outcome, capture
 from klbench.engine.capture_control import Backend, CaptureControl, RequestIds
 from klbench.engine.captured_work import ServerSide, Work, as_whole_as_affordable, generation_tokens
@@ -202,6 +204,11 @@ _RUN_OF_ITS_OWN = (
 )
 
 
+def of_its_own(work: Work) -> Work:
+    """`work` on a server that does not repeat it."""
+    return dataclasses.replace(work, repeats=False, cut=" ".join(filter(None, (_RUN_OF_ITS_OWN, work.cut))))
+
+
 async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
     """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself;
     of a run of its own where not even that does, or without diverging again."""
@@ -212,7 +219,9 @@ async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Wo
             outcome = await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
             if outcome.symptom_shows:
                 return outcome
-    return await watch(dataclasses.replace(whole, repeats=False, cut=_RUN_OF_ITS_OWN))
+            for folder in filter(None, (outcome.trace_dir, outcome.kept_dumps)):
+                await asyncio.to_thread(shutil.rmtree, folder, True)
+    return await watch(of_its_own(whole))
 
 
 async def trace_and_locate(
@@ -227,7 +236,8 @@ async def trace_and_locate(
 ) -> None:
     """Captures the chosen request and says what was found, and again once it is confirmed or not.
 
-    Where the divergence goes away while operators are watched, the state probe answers instead.
+    Where the divergence goes away while operators are watched, the state probe answers instead. A server that
+    does not repeat itself is watched in runs of their own.
     """
     options = session.start.options
     began = time.monotonic()
@@ -256,10 +266,19 @@ async def trace_and_locate(
         measured_passes=(measured_pass,),
     )
 
-    async def probe(because: str) -> Outcome:
-        return await probe_state(
-            side, work, because=because, trace_dir=trace_dir, observe=arms, progress=job.progress
-        )
+    def say_again(error: LostLogprobsError) -> None:
+        session.emit(runs_again(error, chosen.helper))
+
+    async def probe(because: str, what: Work = work) -> Outcome:
+        try:
+            return await despite_lost_logprobs(
+                lambda: probe_state(
+                    side, what, because=because, trace_dir=trace_dir, observe=arms, progress=job.progress
+                ),
+                say_again,
+            )
+        except NotRepeatedError:
+            return await probe(because, of_its_own(what))
 
     if backend == "state":
         say(await probe(GRAPHS))
@@ -276,7 +295,7 @@ async def trace_and_locate(
                 observe=arms,
                 progress=job.progress,
             ),
-            lambda error: session.emit(runs_again(error, chosen.helper)),
+            say_again,
         )
 
     outcome = await repeated_so_far(watch, as_whole_as_affordable(side, work, backend), work)

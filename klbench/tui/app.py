@@ -22,12 +22,11 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.filter import Monochrome, NoColor
 from textual.notifications import SeverityLevel
-from textual.worker import Worker, WorkerState
+from textual.worker import Worker, WorkerFailed, WorkerState
 
 from klbench import collecting, paths
 from klbench.errors import ExitCode, KlbenchError
 from klbench.session import crash
-from klbench.session.events import Trouble
 from klbench.session.folder import SessionFolder
 from klbench.session.request import StartRequest
 from klbench.session.state import TroubleLine
@@ -152,6 +151,8 @@ class WorkbenchApp(DoingApp):
     def _handle_exception(self, error: Exception) -> None:
         """A defect of ours: keep the traceback (without values of variables) for `run_workbench`."""
         self._return_code = int(ExitCode.INTERNAL)
+        if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
+            error = error.error  # it was never raised itself, and has no traceback
         if self._exception is None:
             self._exception = error
             self.crash = "".join(traceback.format_exception(error))
@@ -400,10 +401,12 @@ class WorkbenchApp(DoingApp):
 
     def say_defect(self, error: BaseException) -> None:
         """Work that failed by a defect of ours is told, and what else is shown stays."""
-        folder = self.model.folder or SessionFolder(paths.make_private(paths.home()))
-        self._say_error(crash.trouble(error, folder))
+        with contextlib.suppress(KlbenchError, OSError):
+            paths.make_private(paths.home())
+        place = self.model.folder.path if self.model.folder is not None else paths.home()
+        self._say_error(crash.as_known(error, place))
 
-    def _say_error(self, error: KlbenchError | TroubleLine | Trouble) -> None:
+    def _say_error(self, error: KlbenchError | TroubleLine) -> None:
         parts = (error.what, error.why, f"Next: {error.next}" if error.next else "")
         self.say("\n".join(part for part in parts if part), "error")
 

@@ -98,6 +98,8 @@ def point(meter: Meter, layers: int, tokens: int, rounds: int) -> Point:
     scoring: dict[str, list[float]] = {mode: [] for mode in MODES}
     steps: dict[str, list[float]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="klbench-bench-") as name:
+        # The first forward of a length takes longer: it is not counted.
+        scored(meter, prompt, "off", Path(name) / "first")
         for number in range(1 if tokens >= LONG else rounds):
             place = Path(name) / str(number)
             for mode in MODES:

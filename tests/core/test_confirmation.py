@@ -156,10 +156,21 @@ def test_one_that_reads_none_and_is_given_a_cache_needs_a_proof_of_its_own():
     given = with_replay(FINDING, STATEFUL)
     assert wants_equal_m(given)
     assert missing(confirmed(given, PROVED, STATEFUL)) == ["not_replayed"]
-    for outcome, grade in (("differs", "confirmed"), ("same_bits", "probable")):
+    for outcome in ("differs", "same_bits"):
         fact = Evidence("equal_m", "made", {"outcome": outcome, "stateful": False})
         shown = replace(given, evidence=(*given.evidence, fact))
-        assert confirmed(shown, PROVED, STATEFUL).grade == grade
+        # What the cache holds was not compared.
+        assert confirmed(shown, PROVED, STATEFUL).grade == "probable"
+
+
+@pytest.mark.parametrize(("outcome", "grade"), [("differs", "confirmed"), ("same_bits", "probable")])
+@pytest.mark.parametrize("status", ["skipped", "error"])
+def test_one_that_cannot_be_cut_is_confirmed_by_one_row_in_both_arms(status, outcome, grade):
+    lost = replace(STATEFUL, status=status, reason="cannot be cut")
+    given = with_replay(FINDING, lost)
+    fact = Evidence("equal_m", "made", {"outcome": outcome, "stateful": False})
+    shown = replace(given, evidence=(*given.evidence, fact))
+    assert confirmed(shown, PROVED, lost).grade == grade
 
 
 def test_one_that_gives_other_bits_each_time_is_not_compared_at_equal_m():

@@ -187,8 +187,8 @@ async def test_in_a_long_arm_the_load_is_asked_less_often(monkeypatch: pytest.Mo
         now = 1000.0 + step / 4
         await tokens_done()
     pauses = np.diff(asked)
-    assert (pauses[0], pauses[-1]) == (1.0, 5.0)
-    assert len(asked) == 35
+    assert (pauses[0], pauses[-1]) == (1.0, 2.0)
+    assert len(asked) == 57
 
 
 async def test_a_server_that_works_on_nothing_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,13 +256,16 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     arguments = arguments_of()
+    if arguments.json is not None:
+        arguments.json.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="klbench-gpu-") as name:
         try:
             made = asyncio.run(check(arguments, Path(name)))
         except KlbenchError as error:
             print(f"{error.what}: {error.why}", flush=True)
-            if arguments.json is not None and not arguments.json.exists():
-                arguments.json.write_text(json.dumps({"error": error.as_dict()}, indent=1))
+            if arguments.json is not None:
+                made_so_far = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+                arguments.json.write_text(json.dumps(made_so_far | {"error": error.as_dict()}, indent=1))
             return 2
     print("clean" if made.clean else "NOT CLEAN", flush=True)
     return 0 if made.clean else 1

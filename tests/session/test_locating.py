@@ -1,6 +1,8 @@
 """How much of a run a capture repeats where the server does not repeat itself."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,21 +43,26 @@ class Watched:
 
     work: Work
     symptom_shows: bool
+    trace_dir: Path
+    kept_dumps: Path | None = None
 
 
 class Server:
     """Repeats its first `repeats` tokens, and of them diverges again only where it `shows`."""
 
-    def __init__(self, repeats: int, *, shows: bool = True) -> None:
+    def __init__(self, repeats: int, *, shows: bool = True, traces: Path) -> None:
         self.repeats = repeats
         self.shows = shows
+        self.traces = traces
         self.asked: list[int] = []
 
     async def watch(self, what: Work) -> Watched:
         self.asked.append(generation_tokens(what))
         if what.repeats and self.asked[-1] > self.repeats:
             raise NotRepeatedError("request 0 did not repeat")
-        return Watched(what, self.shows or not what.repeats)
+        trace_dir = self.traces / f"trace-{len(self.asked)}"
+        trace_dir.mkdir(exist_ok=True)
+        return Watched(what, self.shows or not what.repeats, trace_dir)
 
 
 async def located(server: Server, first_divergence: int | None) -> Work:
@@ -65,16 +72,18 @@ async def located(server: Server, first_divergence: int | None) -> Work:
     return watched.work
 
 
-async def test_a_server_that_repeats_itself_is_captured_whole() -> None:
-    server = Server(OUTPUT)
+async def test_a_server_that_repeats_itself_is_captured_whole(tmp_path: Path) -> None:
+    server = Server(OUTPUT, traces=tmp_path)
 
     found = await located(server, 2)
 
     assert (server.asked, found.cut) == ([OUTPUT], None)
 
 
-async def test_one_that_goes_astray_later_is_captured_up_to_the_first_divergence_and_says_so() -> None:
-    server = Server(5)
+async def test_one_that_goes_astray_later_is_captured_up_to_the_first_divergence_and_says_so(
+    tmp_path: Path,
+) -> None:
+    server = Server(5, traces=tmp_path)
 
     found = await located(server, 2)
 
@@ -85,9 +94,9 @@ async def test_one_that_goes_astray_later_is_captured_up_to_the_first_divergence
 
 @pytest.mark.parametrize("first_divergence", [4, OUTPUT - 1, None])
 async def test_one_that_does_not_repeat_the_first_divergence_is_captured_as_a_run_of_its_own(
-    first_divergence: int | None,
+    first_divergence: int | None, tmp_path: Path
 ) -> None:
-    server = Server(2)
+    server = Server(2, traces=tmp_path)
 
     found = await located(server, first_divergence)
 
@@ -98,12 +107,16 @@ async def test_one_that_does_not_repeat_the_first_divergence_is_captured_as_a_ru
     assert "a run of its own" in found.cut
 
 
-async def test_one_that_goes_astray_and_does_not_diverge_before_is_captured_as_a_run_of_its_own() -> None:
-    server = Server(5, shows=False)
+async def test_one_that_goes_astray_and_does_not_diverge_before_is_captured_as_a_run_of_its_own(
+    tmp_path: Path,
+) -> None:
+    server = Server(5, shows=False, traces=tmp_path)
 
     found = await located(server, 2)
 
     assert (server.asked, found.repeats) == ([OUTPUT, 3, OUTPUT], False)
+    # What shows nothing is not kept.
+    assert os.listdir(tmp_path) == ["trace-3"]
 
 
 def test_rows_are_fetched_as_far_as_the_latest_origin_and_no_further() -> None:

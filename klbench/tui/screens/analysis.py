@@ -79,7 +79,7 @@ class AnalysisScreen(WorkScreen):
             def work() -> None:
                 self.post_message(self.Computed(key, self.compute(subject)))
 
-            self.run_worker(work, thread=True, group="compute", exit_on_error=True)
+            self.app.run_worker(work, thread=True, group="compute", exit_on_error=False)
 
     def on_analysis_screen_computed(self, message: Computed) -> None:
         if message.key == self._asked:

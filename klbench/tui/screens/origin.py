@@ -214,7 +214,7 @@ class OriginScreen(WorkScreen):
                 title = f"{finding.get('module')} · row {row}"
                 self.post_message(self.NumbersRead(rows, title, str(finding.get("arm") or "generation")))
 
-        self.run_worker(read, thread=True, group="numbers", exit_on_error=True)
+        self.app.run_worker(read, thread=True, group="numbers", exit_on_error=False)
 
     def on_origin_screen_numbers_read(self, message: NumbersRead) -> None:
         self.app.push_screen(NumbersScreen(message.rows, message.title, message.arm))
@@ -234,7 +234,7 @@ class OriginScreen(WorkScreen):
                 refused = UndecidedError("the export cannot be written", why=str(error))
                 self.post_message(Failed(refused))
 
-        self.run_worker(write, thread=True, group="export", exit_on_error=True)
+        self.app.run_worker(write, thread=True, group="export", exit_on_error=False)
 
     def on_origin_screen_exported(self, message: Exported) -> None:
         done = message.done

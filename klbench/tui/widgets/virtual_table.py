@@ -393,7 +393,7 @@ class VirtualTable(StillBar, can_focus=True):
         def arrange() -> None:
             self.post_message(self.Arranged(number, arranged(*work), key))
 
-        self.run_worker(arrange, thread=True, group="arrange", exit_on_error=True)
+        self.app.run_worker(arrange, thread=True, group="arrange", exit_on_error=False)
         self.post_message(self.Rearranged(self))
 
     def on_virtual_table_arranged(self, message: Arranged) -> None:
