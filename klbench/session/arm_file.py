@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from klbench.engine.answers import Generated, Logprobs
 from klbench.engine.generation_arm import GenerationArm
-from klbench.session.columns import MAX_FILE_BYTES, UNREADABLE
+from klbench.session.columns import MAX_FILE_BYTES, UNREADABLE, opened_arrays
 from klbench.session.folder import write_atomically
 
 FORMAT = 1
@@ -93,7 +93,7 @@ def _load(file: Path) -> SavedArm:
     with zipfile.ZipFile(file) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > MAX_FILE_BYTES:
             raise ValueError("larger than any arm")
-    with np.load(file, allow_pickle=False) as content:
+    with opened_arrays(file) as content:
         note = msgspec.json.decode(content["note"].tobytes(), type=_Note)
         arrays = {name: content[name] for name in _ARRAYS}
     if note.format != FORMAT:

@@ -6,12 +6,15 @@ bounded before it is unpacked.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import threading
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -52,6 +55,20 @@ UNREADABLE = (
 )
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@contextlib.contextmanager
+def opened_arrays(file: Path | IO[bytes]) -> Iterator[Any]:
+    """An npz file as numpy opens it, without pickles; one thread at a time.
+
+    Each header is parsed by `ast.literal_eval`, which before Python 3.11.8 fails now and then with a
+    SystemError where two threads are in it (python/cpython#106905).
+    """
+    with _ONE_AT_A_TIME, np.load(file, allow_pickle=False) as archive:
+        yield archive
+
+
 def save_columns(file: Path, columns: HelperColumns) -> None:
     """Writes the columns; a reader sees all or nothing."""
     buffer = io.BytesIO()
@@ -75,7 +92,7 @@ def load_columns(file: Path) -> HelperColumns:
 def without_prompts(content: bytes) -> bytes | None:
     """The columns with the prompts taken out and each token id replaced by -1; None for other files."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        with opened_arrays(io.BytesIO(content)) as archive:
             arrays = {name: archive[name] for name in archive.files}
         if "prefill_nats" not in arrays:
             return None
@@ -93,7 +110,7 @@ def _load(file: Path) -> HelperColumns:
     with zipfile.ZipFile(file) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > MAX_FILE_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_FILE_BYTES} bytes")
-    with np.load(file, allow_pickle=False) as archive:
+    with opened_arrays(file) as archive:
         if int(archive["format"]) != FORMAT:
             raise ValueError(f"format {int(archive['format'])}; this klbench reads {FORMAT}")
         helper = str(archive["helper"])

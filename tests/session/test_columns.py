@@ -1,8 +1,12 @@
 """Columns come back from disk bit for bit, or not at all."""
 
+import ast
 import dataclasses
+import gc
 import io
+import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -136,3 +140,42 @@ def test_a_header_that_claims_a_huge_array_is_refused(tmp_path):
             archive.writestr(name, content)
     with pytest.raises(UndecidedError):
         load_columns(file)
+
+
+class Garbage:
+    """A cycle whose collection runs Python code, at which threads take turns."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(50):
+            pass
+
+
+@pytest.fixture
+def restless():
+    """Collects garbage, and switches between threads, as often as can be."""
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(7)
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("restless")
+def test_several_threads_read_columns_at_once(tmp_path, monkeypatch):
+    """numpy parses headers by `ast.literal_eval`, in which two threads disturb each other before 3.11.8."""
+    file = tmp_path / "1-match.npz"
+    save_columns(file, some_columns())
+    parse = ast.literal_eval
+
+    def littered(text):
+        for _ in range(3):
+            Garbage()
+        return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", littered)
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(lambda _: load_columns(file).requests, range(200))) == {2}
