@@ -22,7 +22,7 @@ from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.filter import Monochrome, NoColor
 from textual.notifications import SeverityLevel
-from textual.worker import Worker, WorkerFailed, WorkerState
+from textual.worker import Worker, WorkerState
 
 from klbench import collecting, paths
 from klbench.errors import ExitCode, KlbenchError
@@ -151,8 +151,6 @@ class WorkbenchApp(DoingApp):
     def _handle_exception(self, error: Exception) -> None:
         """A defect of ours: keep the traceback (without values of variables) for `run_workbench`."""
         self._return_code = int(ExitCode.INTERNAL)
-        if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
-            error = error.error  # it was never raised itself, and has no traceback
         if self._exception is None:
             self._exception = error
             self.crash = "".join(traceback.format_exception(error))

@@ -57,7 +57,8 @@ async def test_only_numbers_of_requests_that_there_are_lead_anywhere(finished):
     async with workbench(finished) as (app, _pilot):
         found = [(p.helper, p.request) for p in requests_of(app.model, " request 31 ")]
         assert found[0] == ("prefill_cache_hit", 31)
-        assert {helper for helper, _ in found} == {"match", "prefill_cache_hit", "decode_cache_hit"}
+        helpers = {helper for helper, _ in found}
+        assert helpers == {"match", "prefill_cache_hit", "decode_cache_hit"}, screen_text(app)
         for typed in ("32", "-1", "3 4", "", "99999999999999999999", "three"):
             assert requests_of(app.model, typed) == []
 
