@@ -17,7 +17,7 @@ from collections import deque
 from textual import events
 from textual.app import App
 
-from klbench.tui.screens.one_picture import has_nothing, rests
+from klbench.tui.screens.one_picture import has_nothing, look_later, rests
 
 _LOOK_S = 0.001
 _MOST_LOOKS = 250
@@ -58,7 +58,7 @@ class OneKey(App[int]):
         return isinstance(event, events.Key) and event.key == self._last and event.key in _REPEATED
 
     def _look_soon(self) -> None:
-        self.set_timer(_LOOK_S, self._look_for_rest)
+        look_later(self, _LOOK_S, self._look_for_rest)
 
     async def _look_for_rest(self) -> None:
         self._looks_left -= 1

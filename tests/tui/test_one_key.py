@@ -1,6 +1,9 @@
 """Keys that come in one piece, as over a slow line: each is given to what the one before it opened."""
 
+import itertools
+
 import pytest
+import textual.timer
 from pilots import press, screen_text, settle, workbench
 from textual import events
 from textual.widgets import Input
@@ -68,3 +71,14 @@ async def test_no_key_waits_for_ever(finished, monkeypatch):
             await pilot.pause()
         await settle(pilot)
         assert app.screen.place == "distribution"
+
+
+async def test_a_process_that_is_kept_waiting_loses_no_key_and_no_picture(finished, monkeypatch):
+    """Textual takes the time twice as a timer starts: between, all that it waits for may have passed."""
+    async with workbench(finished) as (app, pilot):
+        passed = itertools.count()
+        monkeypatch.setattr(textual.timer._time, "get_time", lambda: 1000.0 + next(passed) / 50)
+        at_once(app, "j", "v")
+        await settle(pilot)
+        assert app.screen.place == "verdict"
+        assert not app.screen._looks_left

@@ -15,6 +15,8 @@ A screen that another covers draws nothing: Textual would have the one on top dr
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from textual import events
@@ -68,7 +70,7 @@ class OnePicture(Screen[Result]):
             self._look_soon()
 
     def _look_soon(self) -> None:
-        self.set_timer(_KEY_LOOK_S if self._for_key else _LOOK_S, self._look_for_rest)
+        look_later(self, _KEY_LOOK_S if self._for_key else _LOOK_S, self._look_for_rest)
 
     def _look_for_rest(self) -> None:
         self._looks_left -= 1
@@ -134,6 +136,15 @@ class OnePicture(Screen[Result]):
             self._dirty_widgets.clear()  # the compositor has noted where they are; coming back draws all
         else:
             super()._compositor_refresh()
+
+
+def look_later(pump: MessagePump, after_s: float, look: Callable[[], Any]) -> None:
+    """Have the pump call `look` after a moment.
+
+    A timer of Textual's is lost where the process is kept waiting for longer than the timer takes while it
+    starts: it has missed its only tick then.
+    """
+    asyncio.get_running_loop().call_later(after_s, pump.call_next, look)
 
 
 def rests(pump: MessagePump) -> bool:
