@@ -23,7 +23,7 @@ PROOF = {
 
 async def _answer(folder: Path, rank: int, **fields: Any) -> dict[str, Any]:
     """Plays one rank: waits for the next request, answers it and returns it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (folder / "fault-control.json").exists():  # noqa: ASYNC110 - a file gives no event
             await asyncio.sleep(0)
     asked: dict[str, Any] = json.loads((folder / "fault-control.json").read_text())

@@ -17,7 +17,7 @@ import pytest
 from klbench.engine.process import LaunchSpec, ServerProcess, _exit_text, end_processes_of, hide_secrets
 from klbench.errors import ServerError
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 # Stands for a server: a child that leaves its group and a grandchild that loses its parent, as sglang's do.
 SERVER = """\

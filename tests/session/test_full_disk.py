@@ -156,7 +156,7 @@ async def test_a_floor_of_free_space_stops_a_job_and_not_its_runner(disk, monkey
 
     async with Runner(folder, START, held, attended=True) as runner:
         running = asyncio.create_task(runner.execute(cmd.Run()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while runner.state.run is None:  # noqa: ASYNC110 - the condition is another task's doing
                 await asyncio.sleep(0)
         assert too_little_room(folder.path) is None

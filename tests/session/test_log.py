@@ -149,7 +149,7 @@ async def test_following_gives_what_a_writer_appends(tmp_path):
         for number in range(3):
             written.append(log.append(ev.RunnerEnded(reason=str(number))))
             await asyncio.sleep(0)
-        await asyncio.wait_for(reader, 10)
+        await asyncio.wait_for(reader, 60)
     assert seen == written
 
 

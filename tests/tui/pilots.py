@@ -55,7 +55,7 @@ def _widgets(app):
         yield from screen.query("*")
 
 
-async def until(pilot, condition, deadline_s=10.0) -> None:
+async def until(pilot, condition, deadline_s=60.0) -> None:
     """Return once the condition holds."""
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110 - the follower polls a file

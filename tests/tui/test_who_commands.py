@@ -62,7 +62,7 @@ async def test_a_second_terminal_watches_with_a_clear_mark_and_takes_over_when_t
         await until(pilot, lambda: "WATCHING" not in screen_text(app))
         await press(pilot, "e")
         await until(pilot, lambda: jobs(runner) == 3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while runner.state.controller is not None:  # noqa: ASYNC110 - it learns from its socket
             await asyncio.sleep(0)
 
