@@ -86,7 +86,7 @@ def compare_columns(before: HelperColumns, after: HelperColumns) -> HelperChange
         if before.dropped[index] or after.dropped[index]:
             dropped += bool(before.dropped[index] != after.dropped[index])
             continue
-        if not np.array_equal(_prompt(before, index), _prompt(after, index)):
+        if not np.array_equal(before.prompt_of(index), after.prompt_of(index)):
             other_prompts += 1
             continue
         compared_requests += 1
@@ -113,10 +113,6 @@ def compare_columns(before: HelperColumns, after: HelperColumns) -> HelperChange
         max_abs_prefill_change=largest[1],
         changed_requests=tuple(changes),
     )
-
-
-def _prompt(columns: HelperColumns, index: int) -> npt.NDArray[np.int32]:
-    return columns.prompt_ids[columns.prompt_start[index] : columns.prompt_start[index + 1]]
 
 
 def _request(

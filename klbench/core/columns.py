@@ -49,3 +49,7 @@ class HelperColumns:
     def tokens_of(self, request: int) -> slice:
         """The slice of the token columns that holds `request`'s generated tokens."""
         return slice(int(self.start[request]), int(self.start[request + 1]))
+
+    def prompt_of(self, request: int) -> npt.NDArray[np.int32]:
+        """The token ids of `request`'s prompt."""
+        return self.prompt_ids[self.prompt_start[request] : self.prompt_start[request + 1]]

@@ -7,8 +7,9 @@ A finding that is `probable` becomes `confirmed` only when all of this holds:
 - a repeat of the capture gave the same origin;
 - the evidence leaves a single kind;
 - a stateless operator, called again alone on its own rows, gives other bits with the row count of one arm
-  than with that of the other; or the equal-M arm gives other bits with one row in both. One that reads state
-  cannot be called again like that: its equal state stands for it.
+  than with that of the other; or the equal-M arm gives other bits with one row in both, unless it is given a
+  cache, whose content was not compared. One that reads state cannot be called again like that: its equal
+  state stands for it.
 
 Nothing is ever raised from `unknown`, and a latent finding is left as it is.
 """

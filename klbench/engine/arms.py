@@ -219,8 +219,7 @@ class _Arms:
         ]
         if measured is not None:
             for index, prompt in enumerate(turn):
-                start, end = measured.prompt_start[index : index + 2]
-                if prompt != measured.prompt_ids[start:end].tolist():
+                if prompt != measured.prompt_of(index).tolist():
                     raise NotRepeatedError(
                         f"request {index} did not repeat: its first turn generated other tokens than before",
                         why="the server's results changed between the two runs",

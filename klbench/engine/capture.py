@@ -327,10 +327,12 @@ def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignme
 
 
 def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:
-    """How many logprobs of all requests changed their bits under capture, and how many were compared: up to
-    the first token that is another one."""
+    """How many logprobs of all requests changed their bits under capture, and how many were compared: those
+    behind equal tokens."""
     changed = compared = 0
     for request in range(columns.requests):
+        if not np.array_equal(columns.prompt_of(request), work.measured.prompt_of(request)):
+            continue
         now, before = columns.tokens_of(request), work.measured.tokens_of(request)
         count = min(now.stop - now.start, before.stop - before.start)
         other = columns.token_id[now][:count] != work.measured.token_id[before][:count]

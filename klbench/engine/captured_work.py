@@ -81,11 +81,10 @@ def prefix_writers(work: Work) -> frozenset[int]:
     """
     if not int(work.measured.cached_generation[work.request]):
         return frozenset()
-    ids, starts = work.measured.prompt_ids, work.measured.prompt_start
-    own = ids[starts[work.request] : starts[work.request + 1]]
+    own = work.measured.prompt_of(work.request)
     longest, found = _SHARED_TOKENS - 1, []
     for other in range(work.measured.requests):
-        theirs = ids[starts[other] : starts[other + 1]]
+        theirs = work.measured.prompt_of(other)
         length = min(len(own), len(theirs))
         same = own[:length] == theirs[:length]
         common = length if same.all() else int(np.argmin(same))
@@ -117,7 +116,7 @@ def generation_tokens(work: Work) -> int:
 def reaching(work: Work, position: int) -> Work:
     """`work` cut behind the row at `position`, or behind the first divergence where that is later."""
     prompt = int(work.measured.prompt_len[work.request])
-    return replace(work, whole_generation=False, at_least=position - prompt + 2)
+    return replace(work, whole_generation=False, at_least=max(position - prompt + 2, 1))
 
 
 def as_whole_as_affordable(
@@ -133,7 +132,7 @@ def as_whole_as_affordable(
         f"take about {expected.size_bytes >> 20} MiB, the limit is {limit_bytes >> 20} MiB. An origin that "
         "begins behind the first divergence is not seen."
     )
-    return replace(work, cut=cut)
+    return replace(work, cut=" ".join(filter(None, (work.cut, cut))))
 
 
 def forecast_for(side: ServerSide, work: Work, backend: Backend = "digest") -> Forecast:

@@ -159,8 +159,7 @@ def pick(found: Sequence[OperatorReplay], finding: Finding) -> OperatorReplay:
 def carrier_tokens(work: Work, position: int) -> list[int]:
     """The request's own tokens, prompt and output, up to a prime number of them that covers `position`."""
     measured = work.measured
-    start, end = measured.prompt_start[work.request : work.request + 2]
     output = measured.token_id[measured.tokens_of(work.request)]
-    tokens = [int(token) for token in (*measured.prompt_ids[start:end], *output)]
+    tokens = [int(token) for token in (*measured.prompt_of(work.request), *output)]
     rows = largest_prime(len(tokens))
     return tokens[:rows] if rows > position else tokens

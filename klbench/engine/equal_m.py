@@ -71,8 +71,7 @@ async def try_equal_m(side: ServerSide, work: Work, finding: Finding, *, folder:
 
 async def _both(side: ServerSide, work: Work, row: int, folder: Path) -> int:
     """Decodes up to `row` and extends by it, captured; returns how many tokens the extend found cached."""
-    start, end = work.measured.prompt_start[work.request : work.request + 2]
-    prompt = work.measured.prompt_ids[start:end].tolist()
+    prompt = work.measured.prompt_of(work.request).tolist()
     options = side.options
     more: dict[str, Any] = {
         "return_logprob": True,

@@ -89,9 +89,8 @@ async def _captured(
 ) -> list[int]:
     """Sends the forwards, captured; returns what stood behind the rows in each, in order."""
     measured = work.measured
-    start, end = measured.prompt_start[work.request : work.request + 2]
     output = measured.token_id[measured.tokens_of(work.request)]
-    own = [int(token) for token in (*measured.prompt_ids[start:end], *output)]
+    own = [int(token) for token in (*measured.prompt_of(work.request), *output)]
     front = front_of(work, smallest)
     options = side.options
     await side.client.flush()

@@ -39,7 +39,7 @@ async def probe_state(
     progress: Progress | None = None,
 ) -> Outcome:
     """What the state says of `work`, with `because` among its notes. Raises what a capture raises."""
-    whole = as_whole_as_affordable(side, dataclasses.replace(work, cut=None), "state")
+    whole = as_whole_as_affordable(side, work, "state")
     outcome = await capture(
         side, whole, trace_dir=trace_dir, backend="state", numbers=False, observe=observe, progress=progress
     )

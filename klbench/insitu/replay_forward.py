@@ -239,7 +239,7 @@ class CarriedForward:
             )
         finally:
             self._busy = False
-        operator.reason = operator.reason or call.reason
+        operator.reason = "; ".join(filter(None, (operator.reason, call.reason)))
         return operator
 
     # The head: functions of the logits processor, not modules.

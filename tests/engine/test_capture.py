@@ -1,7 +1,9 @@
 """Captures on the real server: a planted fault is located in its operator, and a clean run blames nobody."""
 
 import asyncio
+import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from klbench.core.columns import HelperColumns, HelperName
-from klbench.engine.arms import ArmOptions, run_arms
+from klbench.core.finding_condition import does_not_repeat
+from klbench.engine.arms import ArmOptions, NotRepeatedError, run_arms
 from klbench.engine.capture import Outcome, capture
 from klbench.engine.capture_control import CaptureControl, RequestIds
 from klbench.engine.captured_work import (
@@ -95,6 +98,40 @@ class TestRestoreKey:
         assert_a_true_repetition(outcome)
         assert outcome.findings == ()
         assert not outcome.symptom_shows
+
+    def test_other_tokens_are_refused_or_captured_as_a_run_of_its_own(self, demo, tmp_path: Path) -> None:
+        async def twice() -> Outcome:
+            async with ServerClient(demo.url) as client:
+                side = server_side(demo, "dense", client)
+                columns = await run_arms(
+                    client,
+                    "prefill_cache_hit",
+                    PROMPTS,
+                    max_new_tokens=NEW_TOKENS,
+                    rids=side.ids.next_pass(),
+                    options=side.options,
+                )
+                # As if the measured run had generated another last token.
+                token_id = columns.token_id.copy()
+                token_id[-1] += 1
+                before = dataclasses.replace(columns, token_id=token_id)
+                offsets = [first_divergent_offset(columns, r) for r in range(columns.requests)]
+                chosen = next(r for r, offset in enumerate(offsets) if offset is not None)
+                passes = [side.ids.latest_pass]
+                work = Work("prefill_cache_hit", PROMPTS, chosen, before, NEW_TOKENS, passes, True)
+                with pytest.raises(NotRepeatedError):
+                    await capture(side, work, trace_dir=tmp_path, keep_dumps=True)
+                assert os.listdir(tmp_path) == []
+                return await capture(side, dataclasses.replace(work, repeats=False), trace_dir=tmp_path)
+
+        outcome = asyncio.run(twice())
+        assert (outcome.changed_logprobs, outcome.symptom_shows) == (0, True)
+        assert outcome.compared_logprobs == 2 * (len(PROMPTS) * NEW_TOKENS - 1)
+        first = outcome.findings[0].as_dict("prefill_cache_hit")
+        assert (first["module"], first["kind"]) == ("model.layers.1.self_attn.attn", "state_restore")
+        assert first["grade"] == "unknown"
+        assert "generated other tokens" in (does_not_repeat(first) or "")
+        assert outcome.body()["capture"]["generated_tokens"] == NEW_TOKENS
 
     @pytest.mark.parametrize("backend", ["digest", "dumper"])
     def test_the_restored_prefix_is_located_in_its_layers_attention(

@@ -405,6 +405,8 @@ def test_what_a_call_stores_aside_is_left_out_when_it_is_made_again() -> None:
         k_buffer: Any
 
     given = {"q": torch.zeros(3, 2), "fused_set_kv_buffer_arg": FusedSetKVBufferArg(torch.zeros(3), None)}
+    assert row_cuts.stores_aside(given)
+    assert not row_cuts.stores_aside({"q": given["q"]})
     assert row_cuts.copied(given, 3)["fused_set_kv_buffer_arg"] is None
     assert list(row_cuts.taken(given, 3, torch.tensor([1]))["q"].shape) == [1, 2]
 

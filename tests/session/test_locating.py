@@ -10,7 +10,7 @@ import pytest
 from klbench.core.columns import HelperColumns
 from klbench.engine.arms import NotRepeatedError
 from klbench.engine.captured_work import Work, generation_tokens, reaching
-from klbench.session.locating import ArmsAsProgress, repeated_so_far
+from klbench.session.locating import ArmsAsProgress, of_its_own, repeated_so_far
 
 PROMPT, OUTPUT = 10, 8
 
@@ -123,6 +123,14 @@ def test_rows_are_fetched_as_far_as_the_latest_origin_and_no_further() -> None:
     assert generation_tokens(reaching(work(2), PROMPT + 4)) == 6
     assert generation_tokens(reaching(work(2), PROMPT - 3)) == 3
     assert generation_tokens(reaching(work(2), PROMPT + 99)) == OUTPUT
+    assert generation_tokens(reaching(work(None), PROMPT - 3)) == 1
+
+
+def test_a_run_of_its_own_says_that_and_why_it_is_cut():
+    cut = of_its_own(dataclasses.replace(work(2), cut="Only 3 of 8 generated tokens were captured."))
+    assert cut.cut is not None
+    assert "a run of its own" in cut.cut
+    assert cut.cut.endswith("Only 3 of 8 generated tokens were captured.")
 
 
 def test_the_arms_of_a_capture_move_the_jobs_progress():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from textual.message import Message
+from textual.worker import Worker
 
 from klbench.core.text import shortened, visible
 from klbench.tui.measurement import Measurement
@@ -44,6 +45,7 @@ class AnalysisScreen(WorkScreen):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._asked: tuple[object, ...] | None = None
+        self._computing: Worker[None] | None = None
 
     def compute(self, subject: Subject) -> Any:
         """The result for one helper; no widget may be touched."""
@@ -79,7 +81,12 @@ class AnalysisScreen(WorkScreen):
             def work() -> None:
                 self.post_message(self.Computed(key, self.compute(subject)))
 
-            self.app.run_worker(work, thread=True, group="compute", exit_on_error=False)
+            self._computing = self.app.run_worker(work, thread=True, group="compute", exit_on_error=False)
+
+    def on_unmount(self) -> None:
+        """Nobody waits for what is computed any more."""
+        if self._computing is not None:
+            self._computing.cancel()
 
     def on_analysis_screen_computed(self, message: Computed) -> None:
         if message.key == self._asked:
