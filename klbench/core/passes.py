@@ -114,7 +114,7 @@ def read_repeats(
     ]
     values: dict[str, Any] = {"passes": len(again), "compared": len(comparable)}
     if not comparable:
-        text = "no repeat had the batches of the first run, so no bits were compared"
+        text = "no two runs had the same batches, so no bits were compared"
         return Outcome("repeats", NOT_COMPARABLE, text, values)
     differences = [compare_passes(base, part) for part in comparable]
     moved = sum(not difference.equal for difference in differences)

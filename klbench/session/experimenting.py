@@ -53,7 +53,7 @@ from klbench.core.passes import (
 )
 from klbench.engine.arms import Widen
 from klbench.engine.capture_control import RequestIds
-from klbench.engine.experiments import WIDE_ROWS, Pass, Passes, composed_equally
+from klbench.engine.experiments import WIDE_ROWS, Pass, Passes, composed_equally, most_alike
 from klbench.engine.server import Server
 from klbench.errors import ExitCode, KlbenchError, UndecidedError, UsageError
 from klbench.session import events as ev
@@ -228,8 +228,10 @@ class _Work:
         match step.experiment:
             case "repeats":
                 again = [await passes.helper(self._helper, self._prompts) for _ in range(step.passes)]
-                equally = [composed_equally(base, part) for part in again]
-                return read_repeats(base.columns, [part.columns for part in again], equally)
+                first = most_alike([base, *again])
+                others = [part for part in (base, *again) if part is not first]
+                equally = [composed_equally(first, part) for part in others]
+                return read_repeats(first.columns, [part.columns for part in others], equally)
             case "alone":
                 request = _first_divergent(base.columns)
                 alone = await passes.helper(self._helper, [self._prompts[request]])
