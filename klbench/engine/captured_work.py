@@ -110,7 +110,8 @@ def generation_tokens(work: Work) -> int:
     first = first_divergent_offset(work.measured, work.request)
     if work.whole_generation or (first is None and not work.at_least):
         return work.max_new_tokens
-    return min(max(-1 if first is None else first, work.at_least - 1) + 1, work.max_new_tokens)
+    needed = 0 if first is None else first + 1
+    return min(max(needed, work.at_least), work.max_new_tokens)
 
 
 def reaching(work: Work, position: int) -> Work:

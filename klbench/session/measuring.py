@@ -219,13 +219,11 @@ class Measurement:
                 flush=not options.readonly,
             )
 
-        def run_again(error: LostLogprobsError) -> None:
-            nonlocal earlier
-            earlier = None
+        def say_again(error: LostLogprobsError) -> None:
             self._session.emit(runs_again(error, helper))
 
         try:
-            columns = await (run() if options.readonly else despite_lost_logprobs(run, run_again))
+            columns = await (run() if options.readonly else despite_lost_logprobs(run, say_again))
         except KlbenchError as error:
             reason = " · ".join(part for part in (error.what, error.why) if part)
             self._ended(helper, self._without_numbers("error", reason), None, time.monotonic() - began)
