@@ -39,7 +39,7 @@ async def opened(control_dir: Path, folder: Path, answer: Answer, ranks: tuple[i
     serving = asyncio.create_task(serve())
     control = CaptureControl(control_dir, NONCE, ranks)
     try:
-        await asyncio.wait_for(control.open(folder, free_floor_bytes=1, size_cap_bytes=2), 20)
+        await asyncio.wait_for(control.open(folder, free_floor_bytes=1, size_cap_bytes=2), 60)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)

@@ -39,7 +39,7 @@ class Scripted:
                 script.arrived.set()
                 path = self.path.partition("?")[0]
                 if script.hold is not None and path == "/generate":
-                    script.hold.wait(30)
+                    script.hold.wait(60)
                 answer = script.answers.get(path, (404, b"no such route"))
                 status, content = answer() if callable(answer) else answer
                 self.send_response(status)

@@ -160,20 +160,20 @@ def test_arming_waits_until_the_running_forward_has_ended(lab: faults.FaultLab, 
     class Slow(Norm):
         def forward(self, x: Any) -> Any:
             inside.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
             return x.clone()
 
     lab._runner.model.layers[0].input_layernorm = Slow()
     results: list[Any] = []
     forward = threading.Thread(target=lambda: results.append(_run(lab, 4)))
     forward.start()
-    assert inside.wait(30)
+    assert inside.wait(60)
     arming = threading.Thread(target=lab.arm, args=(parse_faults("input_norm-rows:rows=1"),))
     arming.start()
     assert context.presence.content["faults"] == []
     go_on.set()
-    forward.join(30)
-    arming.join(30)
+    forward.join(60)
+    arming.join(60)
     assert torch.equal(results[0], torch.ones(4, WIDTH))
     assert not torch.equal(_run(lab, 4), torch.ones(4, WIDTH))
 

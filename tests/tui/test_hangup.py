@@ -48,14 +48,14 @@ def in_a_terminal():
 def test_a_process_that_is_stuck_ends_with_its_terminal(in_a_terminal):
     process, master = in_a_terminal("stuck")
     os.close(master)
-    assert process.wait(30) == 129
+    assert process.wait(60) == 129
 
 
 def test_a_process_that_goes_on_is_left_alone(in_a_terminal):
     process, master = in_a_terminal("goes on")
     os.write(master, b"\n")
     assert process.stdout.readline() == b"left\n"
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     os.close(master)
 
 
