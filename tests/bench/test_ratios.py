@@ -1,7 +1,8 @@
 """What must stay fast, as ratios of two things measured in one run; never as times.
 
-Processor time, the best of several turns, against bounds some times wider than what was seen, so that a busy
-machine fails none; a step that becomes a loop over tokens, or grows faster than its input, fails.
+Processor time of two things done one right after the other, in the best of several pairs, against bounds some
+times wider than what was seen, so that a busy machine fails none; a step that becomes a loop over tokens, or
+grows faster than its input, fails in every pair.
 """
 
 import json
@@ -17,12 +18,12 @@ from tests.bench.localise import make_trace, one_pass
 from tests.bench.measure import timed
 from tests.insitu.zoo_server import ZooServer
 
-TURNS = 5
+PAIRS = 20
 
 
-def best_s(way):
-    """Seconds of the processor, of the best turn."""
-    return min(timed(way).cpu_s for _ in range(TURNS))
+def costs_less(way, than, times):
+    """Whether one takes less than so many times the other's processor time, in at least one pair."""
+    return any(timed(way).cpu_s < times * timed(than).cpu_s for _ in range(PAIRS))
 
 
 def located(trace, divergent):
@@ -32,14 +33,14 @@ def located(trace, divergent):
 def test_localising_costs_a_bounded_number_of_passes_over_the_digests():
     trace, divergent = make_trace(1_000_000)
     # Seen: 31 to 60.
-    assert best_s(located(trace, divergent)) < 200 * best_s(one_pass(trace))
+    assert costs_less(located(trace, divergent), one_pass(trace), 200)
 
 
 def test_localising_grows_no_faster_than_the_digests():
     few, many = make_trace(500_000), make_trace(4_000_000)
     growth = len(many[0].digest) / len(few[0].digest)
     # Seen: 2 to 3.2 for 8 times as many, for what does not grow is a part of the few.
-    assert best_s(located(*many)) < 2 * growth * best_s(located(*few))
+    assert costs_less(located(*many), located(*few), 2 * growth)
 
 
 def test_decoding_a_response_costs_no_more_than_pythons_own_parser():
@@ -61,7 +62,7 @@ def test_decoding_a_response_costs_no_more_than_pythons_own_parser():
             np.array([nats for nats, _, _ in scored])
             np.array([token for _, token, _ in scored])
 
-    assert best_s(ours) < 1.5 * best_s(theirs)
+    assert costs_less(ours, theirs, 1.5)
 
 
 @pytest.mark.server
@@ -70,6 +71,7 @@ def test_digests_are_a_tenth_of_the_dumpers_bytes_and_far_faster(demo_server):
     demo = demo_server("dense")
     # Passes of its own: the tests on this server count from one.
     meter = Meter(ZooServer(demo.url, demo.control_dir, demo.nonce, 0.0), first_pass=500_000_000)
+    # Seen: the dumper's decode step takes 12 times the digests'.
     digest, dumper = (one_round(meter, mode, steps=16) for mode in ("digest", "dumper"))
     assert 10 * digest.size_bytes < dumper.size_bytes
     assert digest.files < 10 < dumper.files
