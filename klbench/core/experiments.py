@@ -108,7 +108,7 @@ CATALOGUE: dict[str, Experiment] = {
             {
                 SAME: "bit-identical at all page sizes: no fault of pages or restore; a tile of a kernel "
                 "stays, too",
-                MOVED: "the divergence moves with the page grid: state that is kept by pages",
+                MOVED: "the divergence moves with the page grid: state that is kept by pages is suspected",
                 VANISHED: "at another page size nothing diverges: the page grid has a part in it",
             },
             passes=len(PAGE_SIZES) - 1,

@@ -1,8 +1,9 @@
 """Two passes of one helper side by side: do their bits agree, and if not, does the divergence move?
 
 Invariants: logprobs are compared per token, as float32 bits, and only up to where both passes generated the
-same tokens; arms whose batches were not put together alike are never called equal or different; the bound on
-a race says how often it would have been missed.
+same tokens; other bits in batches that were not put together alike are never called a difference, and where a
+divergence comes or goes with such batches the outcome says so; the bound on a race says how often it would have
+been missed.
 """
 
 from __future__ import annotations
@@ -156,13 +157,14 @@ def read_toggle(
         values["in_force"] = ignored
         said = ", ".join(f"{key} is {value!r}" for key, value in ignored.items())
         return Outcome(name, NO_EFFECT, f"{setting} did not take effect: {said}", values)
+    otherwise = "" if composed_equally else ", in batches put together otherwise"
     before, after = summarise(base), summarise(changed)
     dirty_before, dirty_after = before.divergent_tokens > 0, after.divergent_tokens > 0
     values |= {"divergent_before": int(dirty_before.sum()), "divergent_after": int(dirty_after.sum())}
     if dirty_before.any() and not dirty_after.any():
         if not after.tokens:
             return Outcome(name, NOT_COMPARABLE, f"with {setting} nothing could be compared", values)
-        return Outcome(name, VANISHED, f"with {setting} nothing diverges", values)
+        return Outcome(name, VANISHED, f"with {setting} nothing diverges{otherwise}", values)
     same_requests = np.array_equal(dirty_before, dirty_after)
     if same_requests and np.array_equal(before.first_offset, after.first_offset):
         difference = compare_passes(base, changed)
@@ -183,12 +185,12 @@ def read_toggle(
         return Outcome(name, DIFFERS, text, values)
     if not dirty_before.any():
         diverge = counted(int(dirty_after.sum()), "request diverges", "requests diverge")
-        text = f"with {setting} {diverge}, otherwise none"
+        text = f"with {setting} {diverge}, otherwise none{otherwise}"
         return Outcome(name, MOVED, text, values)
     divergent = counted(int(dirty_before.sum()), "divergent request")
     text = (
         f"with {setting} the divergence moves: {divergent} before, {int(dirty_after.sum())} after, "
-        f"{int((dirty_before & dirty_after).sum())} of them the same"
+        f"{int((dirty_before & dirty_after).sum())} of them the same{otherwise}"
     )
     return Outcome(name, MOVED, text, values)
 
@@ -318,4 +320,7 @@ def meaning(outcome: Outcome) -> str:
     if outcome.outcome == NO_EFFECT:
         return "a flag that changes nothing: nothing was tested until it takes effect"
     known = CATALOGUE[outcome.name].outcomes if outcome.name in CATALOGUE else {}
-    return known.get(outcome.outcome, "it decides nothing by itself")
+    said = known.get(outcome.outcome, "it decides nothing by itself")
+    if outcome.outcome in (VANISHED, MOVED) and outcome.values.get("composed_equally") is False:
+        said += "; or the row counts of the batches, which changed with it"
+    return said

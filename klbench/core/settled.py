@@ -147,7 +147,8 @@ _SPEAKS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("alone", VANISHED): (_OF_BATCH, ("window_slip", "decode_step")),
     ("alone", DIFFERS): (("row_count",), ("place_in_batch",)),
     ("wide_restore", VANISHED): (("few_row_extend",), ("wrong_restore",)),
-    ("page_size", MOVED): (("wrong_restore",), ("few_row_extend",)),
+    # Not against few_row_extend: another page restores another number of tokens, and extends the other rows.
+    ("page_size", MOVED): (("wrong_restore",), ()),
     ("page_size", VANISHED): (("wrong_restore", "few_row_extend"), ()),
     ("page_size", SAME): (("tile_edge",), ()),
     ("overlap", VANISHED): (("race",), ()),
@@ -177,6 +178,10 @@ def _after_outcome(
             return _after_equal_rows(hypotheses, result, fact, scene, findings)
         case "wide_restore", "differs":
             return _after_wide_restore(hypotheses, fact, scene)
+        case "overlap", "vanished" if (outcome.get("values") or {}).get("composed_equally") is False:
+            text = "the scheduler put the batches together otherwise, too: their row counts changed with it"
+            doubt = Fact("other_batches", text)
+            return [h.with_for(fact).with_against(doubt) if h.code == "race" else h for h in hypotheses]
         case "alone", "same_bits" if any(map(only_rows_are_left, findings)):
             # Not by the row count, as its replay says, and not by other rows: there were none.
             hypotheses = _settled(hypotheses, DIFFERENT_FUNCTION, "confirmed", fact)
@@ -235,17 +240,15 @@ def _after_equal_rows(
         if any(map(is_rounding, findings)):
             # Located and recomputed: two kernels that round otherwise do so with equal row counts, too.
             return [h.with_for(fact) if h.code == "tile_edge" else h for h in hypotheses]
-        # Rounding is small, unless it flips experts.
-        if not scene.small and not scene.traits.experts:
-            hypotheses = _settled(hypotheses, DIFFERENT_FUNCTION, "confirmed", fact)
-            return [
-                _lowered(h, fact) if h.code in _OF_ROWS or h.code == "tile_edge" else h for h in hypotheses
-            ]
         doubt = Fact(
             "other_kernel",
             "kernels that split the keys otherwise, or that pad decode, round otherwise also with equal row "
             "counts: locate it, then an attention is recomputed from its inputs",
         )
+        # How large a difference is proves nothing; rounding that flips experts may be of any size.
+        if scene.beyond_rounding and not scene.traits.experts:
+            hypotheses = _settled(hypotheses, DIFFERENT_FUNCTION, "probable", fact)
+            hypotheses = [_lowered(h, fact) if h.code == "tile_edge" else h for h in hypotheses]
         hypotheses = [_lowered(h, fact) if h.code in _OF_ROWS else h for h in hypotheses]
         return [
             h.with_for(fact).with_against(doubt) if h.conditions == (DIFFERENT_FUNCTION,) else h

@@ -281,7 +281,11 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
     """One outcome of several settings: the one that says most, and all of them in its text."""
     order = ("moved", "vanished", "differs", "same_bits", "not_comparable", "no_effect")
     first = min(outcomes, key=lambda o: order.index(o.outcome) if o.outcome in order else len(order))
-    values: dict[str, Any] = {"settings": [outcome.as_dict() for outcome in outcomes]}
+    equally = all(outcome.values.get("composed_equally", True) for outcome in outcomes)
+    values: dict[str, Any] = {
+        "settings": [outcome.as_dict() for outcome in outcomes],
+        "composed_equally": equally,
+    }
     return Outcome(first.name, first.outcome, "; ".join(outcome.text for outcome in outcomes), values)
 
 

@@ -24,8 +24,8 @@ def finding(kind: str, module: str, grade: str = "confirmed", *more: str, **fiel
     }
 
 
-def outcome(name: str, result: str) -> dict[str, Any]:
-    return {"name": name, "outcome": result, "text": f"{name}: {result}", "values": {}}
+def outcome(name: str, result: str, **values: Any) -> dict[str, Any]:
+    return {"name": name, "outcome": result, "text": f"{name}: {result}", "values": values}
 
 
 def ulps(structured: bool, pattern: str) -> list[dict[str, Any]]:
@@ -68,8 +68,24 @@ SETTLED = [
         experiments=[outcome("wide_restore", "vanished")],
     ),
     Situation(
-        "gross everywhere, equal rows still differ",
-        RUN.three(GROSS), "found", {TWO}, "confirmed", "window_slip", ["locate"],
+        "gross everywhere, equal rows still differ: not as rounding does, but no size is a proof",
+        RUN.three(GROSS), "found", {TWO}, "probable", "window_slip", ["locate"],
+        experiments=[outcome("equal_m", "differs")], says=["other_kernel"],
+    ),
+    Situation(
+        "as large as a kernel that splits the keys otherwise makes it (triton on an H200), equal rows differ",
+        RUN.three(noise(0.075)), "found", {ONE, TWO}, "unknown", None, ["locate"],
+        experiments=[outcome("equal_m", "differs")],
+    ),
+    Situation(
+        "the same, and its attention recomputed from its inputs only rounds",
+        RUN.three(noise(0.075)), "found", {ONE}, "confirmed", None, [],
+        findings=[
+            finding(
+                "operator", "model.layers.1.self_attn.attn",
+                evidence=[fact("attention_reference", verdict="rounding")],
+            )
+        ],
         experiments=[outcome("equal_m", "differs")],
     ),
     Situation(
@@ -96,6 +112,16 @@ SETTLED = [
         "a flag that changed nothing concludes nothing",
         RUN.three(SMALL), "found", {ONE}, "probable", "row_count", ["locate", "census"],
         experiments=[outcome("overlap", "no_effect")],
+    ),
+    Situation(
+        "without the overlap nothing diverges, in the same batches",
+        RUN.three(GROSS), "found", {RACE}, "probable", "race", ["locate", "equal_m"],
+        experiments=[outcome("overlap", "vanished", composed_equally=True)],
+    ),
+    Situation(
+        "without the overlap nothing diverges, but its batches were others: row counts explain it as well",
+        RUN.three(GROSS), "found", {ONE, TWO}, "unknown", None, ["locate", "equal_m"],
+        experiments=[outcome("overlap", "vanished", composed_equally=False)],
     ),
     Situation(
         "located in a projection, confirmed",

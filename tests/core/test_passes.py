@@ -112,6 +112,17 @@ def test_a_divergence_that_goes_away_and_one_that_moves() -> None:
     assert (moved.outcome, moved.values["divergent_after"]) == ("moved", 2)
 
 
+def test_what_comes_or_goes_with_other_batches_may_be_their_row_counts() -> None:
+    clean = made_run("match", [None] * 4)
+    gone = toggle(clean, {"page_size": 16}, equally=False)
+    assert gone.text == "with --page-size 16 nothing diverges, in batches put together otherwise"
+    moved = toggle(made_run("match", [None, 3, 9, None]), {"page_size": 16}, equally=False)
+    assert moved.text.endswith("of them the same, in batches put together otherwise")
+    for outcome in (gone, moved):
+        assert meaning(outcome).endswith("or the row counts of the batches, which changed with it")
+    assert "row counts" not in meaning(toggle(clean, {"page_size": 16}))
+
+
 def test_a_divergence_that_only_the_change_brings_is_told_without_one_before() -> None:
     outcome = read_toggle(
         "graphs",
