@@ -1,9 +1,9 @@
 """Two passes of one helper side by side: do their bits agree, and if not, does the divergence move?
 
 Invariants: logprobs are compared per token, as float32 bits, and only up to where both passes generated the
-same tokens; other bits in batches that were not put together alike are never called a difference, and where a
-divergence comes or goes with such batches the outcome says so; the bound on a race says how often it would have
-been missed.
+same tokens; other bits in batches that were not put together alike are never called a difference, and where
+a divergence comes or goes with such batches the outcome says so; the bound on a race says how often it would
+have been missed.
 """
 
 from __future__ import annotations
