@@ -4,14 +4,16 @@
     proposal = propose(averages, floor, server)
     proposal.threshold_nats, proposal.sentence
 
-Several passes of one helper on one server are a measurement of its noise: where two passes have the same bits
-in both arms and their average is exactly 0, the gate is sglang's own 1e-9. Otherwise the largest average that
-was seen is a threshold that a further run exceeds by chance once in (passes + 1), and the sentence says what
-must be mended first: a threshold is no cure.
+Several passes of one helper on one server are a measurement of its noise: where all passes have the same bits
+in both arms and their average is exactly 0, the gate is sglang's own 1e-9. Otherwise the threshold lies just
+above the largest average that was seen, for sglang lets pass what is below it. A further run of the same
+noise reaches it at most once in (passes + 1); passes that are the same bit for bit are one observation and
+tell nothing about chance. The sentence says what must be mended first: a threshold is no cure.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +69,8 @@ class NoiseFloor:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """`threshold_nats` None where the measurement allows none. `false_alarm_rate`: how often a further run of
-    the same noise exceeds it."""
+    """`threshold_nats` None where the measurement allows none; each average was below it. `false_alarm_rate`:
+    how often a further run of the same noise reaches it, at most; None where the passes do not tell."""
 
     threshold_nats: float | None
     zero: bool
@@ -140,7 +142,7 @@ def _arm(measured: Sequence[tuple[int, int, float, float]]) -> ArmFloor:
 
 def propose(averages: Sequence[float], floor: NoiseFloor, server: Mapping[str, Any]) -> Proposal:
     """The threshold that `averages`, the helper's avg_kl_div in each pass, allow."""
-    if not averages or not floor.prefill.tokens:
+    if not averages or not floor.prefill.tokens or not all(map(math.isfinite, averages)):
         return Proposal(None, False, None, "fewer than two passes have numbers, so there is no floor", "")
     highest = max(averages)
     if highest == 0.0 and floor.zero:
@@ -149,13 +151,31 @@ def propose(averages: Sequence[float], floor: NoiseFloor, server: Mapping[str, A
             "is honest"
         )
         return Proposal(SGLANG_GATE_NATS, True, 0.0, sentence, "")
-    rate = 1.0 / (len(averages) + 1)
+    threshold = threshold_above(highest)
+    first = _mend_first(highest, floor, server)
+    if floor.zero:
+        sentence = (
+            f"{len(averages)} passes are the same bit for bit, so they are one observation: each averages "
+            f"{highest:.3g} nats, and how often another run reaches {threshold:g} is not known"
+        )
+        return Proposal(threshold, False, None, sentence, first)
     sentence = (
-        f"the largest of {len(averages)} averages is {highest:.3g} nats; by chance a further run exceeds "
-        "it once in "
-        f"{len(averages) + 1}"
+        f"the largest of {len(averages)} averages is {highest:.3g} nats, and the threshold just above it; by "
+        f"chance a further run reaches it at most once in {len(averages) + 1}"
     )
-    return Proposal(highest, False, rate, sentence, _mend_first(highest, floor, server))
+    return Proposal(threshold, False, 1.0 / (len(averages) + 1), sentence, first)
+
+
+def threshold_above(average_nats: float) -> float:
+    """A threshold in nats that a run of this average passes, where passing is `average < threshold`: the next
+    number of three digits, and never less than sglang's own gate."""
+    if not average_nats >= SGLANG_GATE_NATS:
+        return SGLANG_GATE_NATS
+    exponent = math.floor(math.log10(average_nats)) - 2
+    digits = math.floor(average_nats / 10.0**exponent)
+    while (threshold := float(f"{digits}e{exponent}")) <= average_nats:
+        digits += 1
+    return threshold
 
 
 def _mend_first(highest: float, floor: NoiseFloor, server: Mapping[str, Any]) -> str:

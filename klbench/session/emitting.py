@@ -82,5 +82,13 @@ def _threshold(run: RunState, server: dict[str, Any]) -> tuple[float, str]:
             next="klbench locate names the origin; klbench calibrate measures the floor",
         )
     worst = max(proposals, key=lambda proposal: float(proposal["threshold"]))
+    averages = {name: average for name in HELPERS if (average := _average(run, name)) is not None}
+    if past := [name for name, average in averages.items() if not average < float(worst["threshold"])]:
+        raise UndecidedError(
+            "no test is written: it would fail on the run that was just measured",
+            why=f"the calibrated threshold is {worst['threshold']:g}, and "
+            + ", ".join(f"{name} averages {averages[name]:g}" for name in past),
+            next="measure the floor with these prompts: klbench calibrate; or locate the origin",
+        )
     first = f"; first: {worst['first']}" if worst.get("first") else ""
     return float(worst["threshold"]), f"{worst['sentence']} (calibrated {kept.get('at')}){first}"

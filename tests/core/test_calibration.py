@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from klbench.core.calibration import calibration_key, noise_floor, propose
+from klbench.core.calibration import calibration_key, noise_floor, propose, threshold_above
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_columns import made_run
@@ -40,14 +42,16 @@ def test_an_arm_that_does_not_repeat_is_named(arm: str, named: str) -> None:
     assert moved.k3_nats > 0
     proposal = propose([0.0, 0.0, 1e-4], floor, SERVER)
     assert proposal.first.startswith(f"{named} gives other bits")
-    assert proposal.threshold_nats == 1e-4
+    assert proposal.threshold_nats == 1.01e-4
     assert proposal.false_alarm_rate == 0.25
+    assert "at most once in 4" in proposal.sentence
 
 
 def test_zero_on_average_but_moving_bits_is_not_zero() -> None:
     moving = propose([0.0, 0.0], noise_floor([CLEAN, changed("decode_nats", 1e-6)]), SERVER)
     assert not moving.zero
     assert moving.first
+    assert moving.threshold_nats == 1e-9
 
 
 def test_a_divergence_that_repeats_is_no_noise() -> None:
@@ -55,6 +59,23 @@ def test_a_divergence_that_repeats_is_no_noise() -> None:
     proposal = propose([2e-6, 2e-6], noise_floor([dirty, dirty]), SERVER)
     assert "no noise" in proposal.first
     assert not proposal.zero
+
+
+def test_passes_that_are_the_same_are_one_observation_and_tell_nothing_about_chance() -> None:
+    dirty = made_run("match", [1, 1, 1, 1])
+    proposal = propose([2e-6] * 5, noise_floor([dirty] * 5), SERVER)
+    assert proposal.threshold_nats == 2.01e-6
+    assert proposal.false_alarm_rate is None
+    assert "5 passes are the same bit for bit, so they are one observation" in proposal.sentence
+    assert "chance" not in proposal.sentence
+
+
+@given(st.floats(min_value=0, max_value=1e3))
+def test_what_was_measured_passes_its_threshold_as_sglang_asks_it(average: float) -> None:
+    threshold = threshold_above(average)
+    assert average < threshold
+    assert threshold == float(f"{threshold:.3g}")
+    assert threshold == 1e-9 or threshold - average <= 0.0101 * average
 
 
 def test_without_deterministic_inference_that_comes_first() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from klbench.engine.emit_test import MIXIN_NUM_SAMPLES, PROMPTS_SUFFIX, KlCase, test_file
-from klbench.zoo import plain_token_ids, seeded_prompts
+from klbench.cli import main
+from klbench.engine.emit_test import KlCase, test_file
 
 emitted_text = test_file
 test_file.__test__ = False  # type: ignore[attr-defined]
@@ -84,20 +83,20 @@ def test_hostile_values_stay_values(hostile: str) -> None:
 
 
 @pytest.mark.server
-def test_sglangs_own_classes_run_it_against_the_demo_server_and_pass(tmp_path: Path, demo_server) -> None:
+def test_sglangs_own_classes_run_what_a_session_wrote_against_its_server_and_pass(
+    tmp_path: Path, demo_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
     running = demo_server()
-    model = running.server().facts.model
-    case = replace(CASE, model=str(model), arguments=(), max_new_tokens=8, demo=True)
-    (tmp_path / "test_qwen_kl.py").write_text(emitted_text(case))
-    prompts = seeded_prompts(MIXIN_NUM_SAMPLES, 60, 1, plain_token_ids())[:4]
-    (tmp_path / f"test_qwen_kl{PROMPTS_SUFFIX}").write_text(json.dumps([list(map(int, p)) for p in prompts]))
+    sizes = ("--samples", "4", "--max-new-tokens", "8", "--prompt-tokens", "60")
+    file = tmp_path / "test_qwen_kl.py"
+    assert main(["emit-test", "--url", running.url, "--yes-flush", *sizes, "--output", str(file)]) == 0
     done = subprocess.run(
         [sys.executable, "-m", "unittest", "-v", "test_qwen_kl"],
         cwd=tmp_path,
         env={**os.environ, "KL_TEST_BASE_URL": running.url},
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
     said = done.stdout + done.stderr
