@@ -52,7 +52,8 @@ _MEANINGS: dict[ExitCode, tuple[str, str]] = {
     ExitCode.DEADLINE: ("timeout", "a limit that was set has passed"),
     ExitCode.UNDECIDED: (
         "could not answer",
-        "could not answer: a helper was not run or is inconclusive, or a divergence without an origin",
+        "could not answer: a helper was not run or is inconclusive, a divergence without an origin, or "
+        "nothing diverges and an experiment has no answer",
     ),
     ExitCode.INTERNAL: ("internal error", "a defect of klbench; a file with the details is named"),
     ExitCode.HUNG_UP: ("hung up", "hung up: the terminal has gone"),

@@ -58,7 +58,7 @@ def experiment(
 
     pad takes the striking residue of the run, or one that is named: pad:cached_tokens%8=3.
 
-    Exit code 1 when something diverges or repeats differ, 5 when an experiment has no answer.
+    Exit code 1 when something diverges or repeats differ, else 5 when an experiment has no answer.
     """
     start = opt.build_request(demo=demo, model_path=model_path, url=url, **options)
     from klbench.cli import headless

@@ -301,8 +301,8 @@ def why_not(name: str, server: Mapping[str, Any], helper: str | None = None) -> 
         return "the radix cache is off: nothing is restored by pages"
     if name == "graphs" and server.get("device") == "cpu":
         return "a CPU server replays no CUDA graphs: there is nothing to switch"
-    if name == "tp" and server.get("device") == "cpu":
-        return "a CPU server has one rank; tensor parallelism needs several GPUs"
+    if name == "tp" and server.get("device") == "cpu" and (server.get("tp_size") or 1) == 1:
+        return "this CPU server has one rank: no sum over ranks has a part in it"
     if (reason := _state_forbids(name, server)) is not None:
         return reason
     if name == "kv_dtype" and not quantised_kv(server):

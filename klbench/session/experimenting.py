@@ -375,11 +375,11 @@ def _of_latest(state: SessionState) -> list[ExperimentState]:
 
 
 def experiment_exit_code(state: SessionState) -> ExitCode:
-    """5 if an experiment has no answer, else 1 if something diverges or repeats differ, else 0."""
+    """1 if something diverges or repeats differ, else 5 if an experiment has no answer, else 0."""
     made = _of_latest(state)
-    outcomes = {str(one.result.get("outcome")) for one in made}
-    if not made or outcomes & {NOT_POSSIBLE, NOT_COMPARABLE, "no_effect"}:
-        return ExitCode.UNDECIDED
     diverged = any(helper.status == "diverged" for helper in state.run.helpers) if state.run else False
-    raced = any(one.name == "repeats" and one.result.get("outcome") == "differs" for one in made)
-    return ExitCode.DIVERGED if diverged or raced else ExitCode.CONSISTENT
+    if diverged or any(one.name == "repeats" and one.result.get("outcome") == "differs" for one in made):
+        return ExitCode.DIVERGED
+    outcomes = {str(one.result.get("outcome")) for one in made}
+    unanswered = not made or outcomes & {NOT_POSSIBLE, NOT_COMPARABLE, "no_effect"}
+    return ExitCode.UNDECIDED if unanswered else ExitCode.CONSISTENT

@@ -44,7 +44,7 @@ def test_every_experiment_is_in_the_plan_or_says_why_not(name: str, server: dict
     ("name", "server", "reason"),
     [
         ("graphs", CPU, "replays no CUDA graphs"),
-        ("tp", CPU, "one rank"),
+        ("tp", CPU, "no sum over ranks has a part in it"),
         ("kv_dtype", CPU, "not quantised"),
         ("checkpoint_strategy", CPU, "no conv or SSM state"),
         ("checkpoint_strategy", HYBRID_CPU, "on accelerators only"),
@@ -59,6 +59,13 @@ def test_every_experiment_is_in_the_plan_or_says_why_not(name: str, server: dict
 )
 def test_what_is_not_possible_here_names_the_reason(name: str, server: dict[str, Any], reason: str) -> None:
     assert reason in str(why_not(name, server, "prefill_cache_hit"))
+
+
+def test_a_cpu_server_of_two_ranks_can_be_started_with_one() -> None:
+    server = CPU | {"tp_size": 2}
+    assert why_not("tp", server) is None
+    (alone,) = configurations("tp", server)
+    assert alone.expect == {"tp_size": 1}
 
 
 def test_nothing_is_ruled_out_by_a_strategy_that_is_not_known() -> None:

@@ -229,6 +229,13 @@ def test_what_is_not_possible_is_said_and_the_rest_is_made(tmp_path: Path) -> No
     assert experiment_exit_code(lab.session.state) == ExitCode.UNDECIDED
 
 
+def test_a_divergence_that_was_found_is_found_whatever_has_no_answer(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, race=0.25)
+    made = lab.make("graphs", "repeats", helper="match")
+    assert (made["graphs"]["outcome"], made["repeats"]["outcome"]) == ("not_possible", "differs")
+    assert experiment_exit_code(lab.session.state) == ExitCode.DIVERGED
+
+
 def test_each_configuration_is_started_once_and_settings_are_read_together(tmp_path: Path) -> None:
     lab = Lab(tmp_path, wrong_restore=0.5)
     made = lab.make("page_size", "overlap", max_relaunches=3)
