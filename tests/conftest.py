@@ -123,7 +123,7 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDemo]
         folder = tmp_path_factory.mktemp("demo-server")
 
         async def once() -> Server:
-            server = await Server.start(Demo(kind), options, folder=folder, launch_timeout_s=550)
+            server = await Server.start(Demo(kind), options, folder=folder, launch_timeout_s=1500)
             # Its connections belong to this event loop, which ends here.
             await server.client.close()
             return server

@@ -66,7 +66,7 @@ def test_decoding_a_response_costs_no_more_than_pythons_own_parser():
 
 
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_digests_are_a_tenth_of_the_dumpers_bytes_and_far_faster(demo_server):
     demo = demo_server("dense")
     # Passes of its own: the tests on this server count from one.

@@ -129,7 +129,7 @@ def place(finding: Finding) -> tuple[object, ...]:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 class TestAttachedServer:
     @pytest.mark.parametrize(
         ("fault", "kind", "module"),

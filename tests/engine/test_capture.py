@@ -83,7 +83,7 @@ def assert_a_true_repetition(outcome: Outcome) -> None:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 class TestRestoreKey:
     """Layer 1 finds one wrong key where a request begins on a restored prefix."""
 
@@ -207,7 +207,7 @@ class TestRestoreKey:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 class TestDecodeWindow:
     """On the sliding-window model one key is missed after some decode steps, in one layer."""
 

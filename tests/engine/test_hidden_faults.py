@@ -20,7 +20,7 @@ from klbench.engine.target import Demo, LaunchOptions
 from klbench.session.locating import server_side
 from klbench.zoo import plain_token_ids, seeded_prompts
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 NEW_TOKENS = 16
 PROMPTS = seeded_prompts(3, 80, 5, plain_token_ids())

@@ -84,7 +84,7 @@ def replayed(demo_server, tmp_path_factory: pytest.TempPathFactory) -> Replayed:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 class TestOnTheServer:
     def test_the_census_names_exactly_the_planted_operator_and_where_it_changes(
         self, replayed: Replayed

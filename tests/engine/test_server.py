@@ -24,7 +24,7 @@ from klbench.engine.target import Demo, LaunchOptions
 from klbench.errors import UndecidedError
 from klbench.zoo import plain_token_ids, seeded_prompts
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 SAMPLES, NEW_TOKENS = 8, 24
 PROMPTS = seeded_prompts(SAMPLES, 60, 3, plain_token_ids())

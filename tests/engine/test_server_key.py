@@ -81,7 +81,7 @@ def test_the_key_stays_out_of_the_servers_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 async def test_a_server_with_a_key_serves_us_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from klbench.engine.traces import read_trace
 from klbench.zoo import plain_token_ids, seeded_prompts
 from tests.insitu.zoo_server import ZooServer, zoo_server
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 NEW_TOKENS = 24
 CHOSEN = 2

@@ -11,7 +11,7 @@ from zoo_server import ZooServer, zoo_server
 from klbench.insitu.faults_catalogue import CATALOGUE, parse_fault
 from klbench.zoo import Kind
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 
 def _scheduler(server: ZooServer) -> dict[str, object]:

@@ -17,7 +17,7 @@ from zoo_server import ZooServer, zoo_server  # noqa: E402
 
 from klbench.zoo import make_model, plain_token_ids, seeded_prompts, zoo_root  # noqa: E402
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 CHUNK = 64
 NEW_TOKENS = 12

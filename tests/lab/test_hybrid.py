@@ -15,7 +15,7 @@ from klbench.session.selftest.document import Document
 from klbench.session.selftest.drive import Drive
 from klbench.session.selftest.plan import CHUNKED, FOUR, Asked, Case, Station
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 FAULTS = ("conv-zeroed", "conv-write", "conv-checkpoint", "conv-chunk", "restore-key")
 

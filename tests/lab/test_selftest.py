@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from klbench.cli import main
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

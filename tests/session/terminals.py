@@ -57,7 +57,7 @@ class Terminal:
     def text(self):
         return text_of(self.screen)
 
-    def until(self, wanted, limit_s=180.0):
+    def until(self, wanted, limit_s=1800.0):
         """Waits until `wanted(text)`; fails at the limit, or when the program has ended, with its screen."""
         with self._changed:
             came = self._changed.wait_for(lambda: wanted(self.text) or self._gone, limit_s)
@@ -70,7 +70,7 @@ class Terminal:
     def hang_up(self):
         """The terminal is gone, as when a connection drops; returns the exit code."""
         self._close()
-        return self.process.wait(60)
+        return self.process.wait(600)
 
     def close(self):
         if self.process.poll() is None:
@@ -81,5 +81,5 @@ class Terminal:
     def _close(self):
         if self._master >= 0:
             master, self._master = self._master, -1
-            self._reader.join(timeout=5)
+            self._reader.join(timeout=60)
             os.close(master)

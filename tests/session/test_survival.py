@@ -16,7 +16,7 @@ from klbench.session.log import LogTail, read_log
 from klbench.session.reading import find_runner, read_state
 from tests.session.terminals import Terminal
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3600)]
 
 ARMS = [
     ("match", "generation"),
@@ -46,7 +46,7 @@ def open_terminal(tmp_path):
         wait_for(lambda: find_runner(session) is None)
 
 
-def wait_for(condition, limit_s=400.0):
+def wait_for(condition, limit_s=1800.0):
     """It is another process's doing, of which there is no other word than its files."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -64,6 +64,10 @@ def begun(helper, arm, number):
     return lambda event: isinstance(event, ev.ArmProgress | ev.ArmStarted) and (
         event.helper, event.arm, event.run
     ) == (helper, arm, number)  # fmt: skip
+
+
+def taken_by(terminal, event):
+    return isinstance(event, ev.ControlTaken) and event.pid == terminal.process.pid
 
 
 def arms_started(session, number):
@@ -104,6 +108,8 @@ def test_a_run_survives_its_terminal_its_screen_and_its_runner(open_terminal, tm
     # From another terminal: the same session, where it is now; a third one watches.
     second = open_terminal("open", str(session.path))
     second.until(lambda text: "match" in text and "deterministic" in text)
+    # Its screen is there before it has asked for control; a third one that asked first would have it.
+    wait_for_event(session, lambda event: taken_by(second, event))
     third = open_terminal("open", str(session.path))
     third.until(lambda text: "WATCHING" in text)
     assert "WATCHING" not in second.text
@@ -124,7 +130,7 @@ def test_a_run_survives_its_terminal_its_screen_and_its_runner(open_terminal, tm
     os.kill(runner.pid, signal.SIGKILL)
     third.until(lambda text: "finished session" in text or "interrupted" in text)
     third.press(b"q")
-    assert third.process.wait(60) == 0
+    assert third.process.wait(600) == 0
     before = arms_started(session, 2)
     fourth = open_terminal("open", "--continue", str(session.path))
     wait_for_event(session, lambda event: isinstance(event, ev.RunEnded) and event.run == 2)

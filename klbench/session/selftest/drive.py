@@ -23,8 +23,8 @@ from klbench.session.selftest.plan import Case, Station, Workload, size
 _DEATHS = 3
 """A server that died so often is not started again for the same station."""
 
-_CASE_LIMIT_S = 600.0
-"""No case takes a tenth of this on a quiet machine of two cores: its server hangs."""
+_CASE_LIMIT_S = 1800.0
+"""No case takes a thirtieth of this on a quiet machine of two cores: its server hangs."""
 
 Say = Callable[[str], None]
 
