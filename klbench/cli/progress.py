@@ -3,6 +3,7 @@
 session /home/a/.local/state/klbench/sessions/20261129-191730-demo-dense
 server importing · 0:03
 server ready · 0:21 · sglang 0.5.23 · cpu torch_native · deterministic
+will not be exercised: one request decodes alone, ... · use more requests: --samples 32
 match · generation arm · 32 requests
 match · generation arm · 61 % · 0:05 left
 match · clean · 4096 tokens · 0 differ · avg KL 0 · 0:08
@@ -17,6 +18,7 @@ from typing import Any
 from klbench.cli.failures import note
 from klbench.core.text import cache_hits, counted, elapsed, kl
 from klbench.session import events as ev
+from klbench.session.documents import missed_lines
 from klbench.session.log import Entry
 
 REPEAT_S = 10.0
@@ -34,12 +36,23 @@ class Progress:
         self._said_at = clock()
         self._phase = ""
         self._job = ""
+        self._missed: set[str] = set()
 
     def __call__(self, entry: Entry) -> None:
-        line = self._line(entry.event)
-        if line is not None:
+        lines = self._before_a_run(entry.event)
+        if (line := self._line(entry.event)) is not None:
+            lines.append(line)
+        for line in lines:
             self._said_at = self._clock()
             self._say(line)
+
+    def _before_a_run(self, event: ev.Event) -> list[str]:
+        """What the run will not put to the test; a run that is made again does not repeat it."""
+        if not isinstance(event, ev.RunStarted | ev.RunContinued):
+            return []
+        new = [line for line in missed_lines(event.not_exercised) if line not in self._missed]
+        self._missed.update(new)
+        return [f"will not be exercised: {line}" for line in new]
 
     def _line(self, event: ev.Event) -> str | None:
         match event:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import klbench
+from klbench.core.exercised import NOT_EXERCISED
 from klbench.core.experiments import GRAPHS_ON, configured_arguments
 from klbench.errors import ExitCode, KlbenchError
 from klbench.session.request import StartRequest
@@ -47,18 +48,6 @@ _NO_VERDICT: dict[str, Any] = {
     "next": [],
 }
 _WITH_GRAPHS = "--no-ready-to-capture"
-# What a verdict's evidence says that the run never put to the test (core/exercised.py). Not a set: what a
-# strange log calls a code may not be hashable.
-_NOT_EXERCISED = (
-    "window_not_crossed",
-    "chunk_within_request",
-    "checkpoint_not_crossed",
-    "no_restore",
-    "page_not_filled",
-    "no_batch",
-    "no_graphs",
-    "cold",
-)
 
 
 def iso_time(at: float) -> str:
@@ -146,9 +135,15 @@ def not_exercised(verdict: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         values = item.get("values")
         values = dict(values) if isinstance(values, Mapping) else {}
         # Nobody expects match to hit the cache.
-        if item.get("code") in _NOT_EXERCISED and (item["code"], values.get("helper")) != ("cold", "match"):
+        if item.get("code") in NOT_EXERCISED and (item["code"], values.get("helper")) != ("cold", "match"):
             found.append({"code": item["code"], "text": str(item.get("text")), "values": values})
     return found
+
+
+def missed_lines(items: Sequence[object]) -> list[str]:
+    """What a run will not put to the test, and what would, a line each; of `RunStarted.not_exercised`."""
+    found = [item for item in items if isinstance(item, Mapping)]
+    return [" · ".join(str(item[key]) for key in ("text", "advice") if item.get(key)) for item in found]
 
 
 def _not_exercised_how(state: SessionState, run: RunState | None) -> list[dict[str, Any]]:

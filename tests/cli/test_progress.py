@@ -51,6 +51,19 @@ def test_a_server_that_is_attached_to_was_not_launched():
     assert "NOT deterministic" in line
 
 
+def test_what_a_run_will_miss_is_said_before_it_and_not_again_when_it_is_repeated():
+    missed = [
+        {"code": "no_batch", "text": "one request decodes alone", "advice": "--samples 32", "values": {}},
+        {"code": "chunk_within_request", "text": "no chunk is crossed", "advice": None, "values": {}},
+    ]
+    started = ev.RunStarted(run=1, helpers=["match"], prompts={}, options={}, not_exercised=missed)
+    again = ev.RunContinued(run=1, helpers=["match"], not_exercised=missed)
+    assert said(started, again) == [
+        "will not be exercised: one request decodes alone · --samples 32",
+        "will not be exercised: no chunk is crossed",
+    ]
+
+
 def test_a_locate_job_says_each_of_its_phases():
     story = [ev.JobStarted(job=1, kind="locate", title="locate the origin")]
     story += [
