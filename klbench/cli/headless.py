@@ -194,7 +194,7 @@ def _deliver(folder: SessionFolder, plan: Plan, outcome: _Outcome, json_place: s
     state = read_state(folder)
     if outcome.made and isinstance(outcome.error, UsageError) and not state.begun:
         return _take_back(folder, outcome.error, json_place)
-    located = state.latest_located if plan.what != "run" else None
+    located = state.located_now if plan.what != "run" else None
     if plan.what == "census":
         document = census_document(folder.path, state, outcome.error)
     elif plan.what == "experiment":
@@ -276,4 +276,4 @@ def _exit_code(plan: Plan, state: SessionState) -> int:
         return documents.run_exit_code(run) if run is not None else ExitCode.UNDECIDED
     if plan.what == "demo" and run is not None and documents.run_exit_code(run) != ExitCode.DIVERGED:
         return documents.run_exit_code(run)
-    return documents.locate_exit_code(run, state.latest_located)
+    return documents.locate_exit_code(run, state.located_now)

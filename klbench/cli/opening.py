@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from klbench.cli import commands
 from klbench.cli.failures import note, write_json
 from klbench.core.text import visible
 from klbench.errors import ExitCode, KlbenchError, UsageError
-from klbench.session.bundle import find_session_or_bundle, is_bundle, is_unpacked, read_with_care
+from klbench.session.bundle import find_session_or_bundle, is_unpacked, read_with_care
 from klbench.session.folder import SessionFolder, all_sessions
 from klbench.session.interruption import interrupted, start_to_continue
 from klbench.session.reading import find_runner, read_state
@@ -29,12 +27,13 @@ def open_session(name: str | None, *, go_on: bool, json_place: str | None) -> in
             return listing.list_all(None)
         return commands.workbench(session=None, start=None)
     folder.read_session_file()
-    if go_on and name is not None and is_bundle(Path(name)):
+    unpacked = is_unpacked(folder)
+    if go_on and unpacked:
         raise UsageError("a bundle can only be read", next="continue the session that it was made of")
     if not has_terminal:
         return _continue_headless(folder, json_place) if go_on else _print_with_care(folder, json_place)
     lock = find_runner(folder)
-    if lock is None and (go_on or _wanted(folder)):
+    if lock is None and not unpacked and (go_on or _wanted(folder)):
         # Heavy: what reads a session does without.
         import asyncio
 
@@ -42,7 +41,7 @@ def open_session(name: str | None, *, go_on: bool, json_place: str | None) -> in
 
         note(asyncio.run(continue_session(folder)))
         lock = find_runner(folder)
-    only_read = is_unpacked(folder) or (lock is not None and not lock.local)
+    only_read = unpacked or (lock is not None and not lock.local)
     return commands.workbench(session=folder.path, start=None, readonly=only_read)
 
 
@@ -113,8 +112,8 @@ def _print(folder: SessionFolder, json_place: str | None) -> int:
         return ExitCode.CONSISTENT
     for line in table.run_lines(run):
         table.out(line)
-    if state.located:
-        document = documents.locate_document(folder.path, state, state.run, state.latest_located)
+    if state.located_now is not None:
+        document = documents.locate_document(folder.path, state, state.run, state.located_now)
         for line in ["", *table.locate_lines(document)[:-2]]:
             table.out(line)
     if (lock := find_runner(folder)) is not None:

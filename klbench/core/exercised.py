@@ -1,15 +1,15 @@
 """What a run puts to the test at all: hits, batches, CUDA graphs, the model's window, chunks, checkpoints.
 
-    what_will_be_exercised([268, 301, ...], server, max_new_tokens=128)     # before a run
-    what_was_exercised(columns, server)                                     # after it
+    what_will_be_exercised([268, 301, ...], server, max_new_tokens=128, helpers=HELPERS)    # before a run
+    what_was_exercised(columns, server)                                                     # after it
 
-A result says nothing about what it did not exercise, so this stands beside every verdict, with the lengths
-that would exercise it.
+A result says nothing about what it did not exercise, so what will be missed is said before a run, and what
+was stands beside its verdict, with what would exercise it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,19 @@ import numpy.typing as npt
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 
 Ints = npt.NDArray[np.int64]
+
+# Not a set: what a strange log calls a code may not be hashable.
+NOT_EXERCISED = (
+    "window_not_crossed",
+    "chunk_within_request",
+    "checkpoint_not_crossed",
+    "no_restore",
+    "page_not_filled",
+    "no_batch",
+    "no_graphs",
+    "cold",
+)
+"""The codes that name something missed; the others say what was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +69,32 @@ def what_was_exercised(
             [(part.prompt_len + part.output_len)[kept] for part, kept in zip(parts, compared, strict=True)]
         ),
     )
-    found = _of_lengths(lengths, server, "was")
+    found = _of_lengths(lengths, server, "was not")
     found += [_hits(part, kept) for part, kept in zip(parts, compared, strict=True)]
-    found += _batches(max(int(np.count_nonzero(kept)) for kept in compared), "was")
-    return found + _graphs(server, "was", tried=graphs_tried)
+    found += _batches(max(int(np.count_nonzero(kept)) for kept in compared), "was not")
+    return found + _graphs(server, "was not", tried=graphs_tried)
 
 
 def what_will_be_exercised(
-    prompt_lengths: Sequence[int], server: Mapping[str, Any], *, max_new_tokens: int
+    prompt_lengths: Sequence[int],
+    server: Mapping[str, Any],
+    *,
+    max_new_tokens: int,
+    helpers: Collection[str],
 ) -> list[Exercised]:
-    """The same before a run, from the prompts. decode_cache_hit also has its second turn: longer prompts."""
-    if not prompt_lengths:
+    """The same before a run of `helpers`, from the lengths of the prompts in tokens."""
+    if not prompt_lengths or not helpers:
         return []
     prompt = np.array(prompt_lengths, dtype=np.int64)
-    found = _of_lengths(_Lengths(prompt, prompt + max_new_tokens), server, "will be")
-    found += _batches(len(prompt_lengths), "will be")
-    found += _graphs(server, "will be")
-    if server.get("radix_cache") is False:
+    # decode_cache_hit compares its second turn: the first with what it generated, and a ",".
+    turns = [prompt] if set(helpers) - {"decode_cache_hit"} else []
+    turns += [prompt + max_new_tokens + 1] if "decode_cache_hit" in helpers else []
+    compared = np.concatenate(turns)
+    found = _of_lengths(_Lengths(compared, compared + max_new_tokens), server, "will not be")
+    found += _batches(len(prompt_lengths), "will not be")
+    found += _graphs(server, "will not be")
+    # Nobody expects match to hit the cache.
+    if server.get("radix_cache") is False and set(helpers) - {"match"}:
         found.append(
             Exercised(
                 "no_restore",
@@ -82,20 +104,31 @@ def what_will_be_exercised(
             )
         )
     page = server.get("page_size")
-    if isinstance(page, int) and page > 1:
+    if isinstance(page, int) and page > 1 and "prefill_cache_hit" in helpers:
         short = int(np.count_nonzero(prompt <= page))
         if short:
             found.append(
                 Exercised(
                     "page_not_filled",
                     f"{short} of {len(prompt)} prompts fill no page of {page} tokens before their last "
-                    "token: "
-                    "nothing of them can be restored",
+                    "token: prefill_cache_hit can restore nothing of them",
                     {"page_size": page, "requests": short},
                     f"use longer prompts: --prompt-tokens {4 * page}",
                 )
             )
     return found
+
+
+def what_will_be_missed(
+    prompt_lengths: Sequence[int],
+    server: Mapping[str, Any],
+    *,
+    max_new_tokens: int,
+    helpers: Collection[str],
+) -> list[Exercised]:
+    """What a run of `helpers` will not put to the test, of what `what_will_be_exercised` knows."""
+    known = what_will_be_exercised(prompt_lengths, server, max_new_tokens=max_new_tokens, helpers=helpers)
+    return [item for item in known if item.code in NOT_EXERCISED]
 
 
 def _of_lengths(lengths: _Lengths, server: Mapping[str, Any], tense: str) -> list[Exercised]:
@@ -120,7 +153,7 @@ def _window(window: int, lengths: _Lengths, tense: str) -> Exercised:
         tokens = 2 * window
         return Exercised(
             "window_not_crossed",
-            f"no request is longer than the sliding window of {window} tokens: its handover {tense} not "
+            f"no request is longer than the sliding window of {window} tokens: its handover {tense} "
             "tested",
             {"window": window, "longest": int(lengths.total.max()), "prompt_tokens": tokens},
             f"use longer prompts: --prompt-tokens {tokens}",
@@ -177,7 +210,7 @@ def _checkpoints(interval: int, lengths: _Lengths, tense: str) -> Exercised:
         "checkpoint_not_crossed",
         f"no request passes a checkpoint of its state (every {interval} tokens) while decoding: writing "
         "one in "
-        f"decode {tense} not tested",
+        f"decode {tense} tested",
         {"interval": interval, "max_new_tokens": interval},
         f"generate more: --max-new-tokens {interval}",
     )
@@ -214,7 +247,7 @@ def _batches(requests: int, tense: str) -> list[Exercised]:
     return [
         Exercised(
             "no_batch",
-            f"one request decodes alone, with one row: that others share its forward {tense} not tested",
+            f"one request decodes alone, with one row: that others share its forward {tense} tested",
             {"requests": requests},
             "use more requests: --samples 32",
         )
@@ -232,7 +265,7 @@ def _graphs(server: Mapping[str, Any], tense: str, *, tried: bool = False) -> li
     return [
         Exercised(
             "no_graphs",
-            f"CUDA graphs are off: a divergence that lives only in their replay {tense} not tested",
+            f"CUDA graphs are off: a divergence that lives only in their replay {tense} tested",
             values,
             "measure with CUDA graphs on: the experiment graphs, or --no-ready-to-capture and no flag of "
             "sglang's that switches them off",

@@ -72,6 +72,9 @@ class Bench(Serving):
         self._reader: KeptReader | None = None
         """Reads the dumps of the server at hand, from one capture to the next."""
         self._agreed = session.start.options.yes_flush
+        self._run_of_this_code: int | None = None
+        """The latest run that was measured here, unless somebody had the server started again since: then what
+        it runs may have been edited."""
 
     async def close(self) -> None:
         """Ends the server, however it stands, and forgets what was only known of it."""
@@ -83,6 +86,11 @@ class Bench(Serving):
                 await reader.end()
         finally:
             await super().close()
+
+    async def relaunch(self, job: JobView, ready_to_capture: bool) -> None:
+        """As asked for by the user, who may have edited the code that it runs."""
+        self._run_of_this_code = None
+        await super().relaunch(job, ready_to_capture)
 
     async def run(self, job: JobView, helpers: tuple[str, ...]) -> None:
         """Runs the helpers, all three when none is named."""
@@ -100,7 +108,7 @@ class Bench(Serving):
             prompts = await self._prompts_for(server)
             check_same_prompts(prompts, found.run)
         self._prompts = prompts
-        await self._measure(job, server, prompts, found.left, found.run)
+        await self._measure(job, server, prompts, _helper_names(found.left), found.run)
 
     async def _measure(
         self,
@@ -109,6 +117,7 @@ class Bench(Serving):
         prompts: PromptSet,
         helpers: Sequence[HelperName],
         continues: RunState | None = None,
+        again_of: int | None = None,
     ) -> None:
         server.check_comparable()
         check_fits(
@@ -119,11 +128,16 @@ class Bench(Serving):
         )
         self._say_what_scoring_holds(server, prompts)
         await self._agree_to_flush(job, server, helpers, prompts)
-        measurement = Measurement(self._session, server, prompts, helpers, self._ids(server), continues)
+        measurement = Measurement(
+            self._session, server, prompts, helpers, self._ids(server), continues, again_of
+        )
+        self._run_of_this_code = measurement.number
         try:
             await measurement.execute(job)
         finally:
             self._remember(measurement.measured)
+            if again_of is not None:
+                judge_again(self._session)
 
     def _say_what_scoring_holds(self, server: Server, prompts: PromptSet) -> None:
         facts = server.facts
@@ -226,7 +240,7 @@ class Bench(Serving):
             if server is before or before.ready_to_capture:
                 raise
             self._session.emit(ev.Trouble(level="note", what=gone.what, why=gone.why, next=_AS_IT_WAS))
-            await self.relaunch(job, False)
+            await super().relaunch(job, False)
             server = await self._ready_server(job)
             side, backend = await self._side_of(server), "state"
             chosen = await self._measured_here(job, server, prompts, chosen, request)
@@ -242,9 +256,7 @@ class Bench(Serving):
         """The same choice as measured on this server. Raises UndecidedError when the divergence went away."""
         if (chosen.run, chosen.helper) in self._measured:
             return chosen
-        measurement = Measurement(self._session, server, prompts, [chosen.helper], self._ids(server))
-        await measurement.execute(job)
-        self._remember(measurement.measured)
+        await self._measure(job, server, prompts, [chosen.helper], again_of=self._run_of_this_code)
         return self._still_there(chosen, request)
 
     async def _side(self, job: JobView, relaunch: bool) -> tuple[Server, ServerSide, Backend]:
@@ -288,7 +300,7 @@ class Bench(Serving):
             if not (relaunch and server.owned):
                 raise
             self._session.emit(ev.Trouble(level="note", what=error.what, why=error.why, next=error.next))
-            await self.relaunch(job, True)
+            await super().relaunch(job, True)
             server = await self._ready_server(job)
             check_can_capture(server, self._session.state.server.launch_s, asked)
         return server
@@ -330,7 +342,7 @@ class Bench(Serving):
         run = self._session.state.run
         chosen = _helper_to_try(run, helper)
         if run is None or (run.number, chosen) not in self._measured:
-            await self._measure(job, server, prompts, [chosen])
+            await self._measure(job, server, prompts, [chosen], again_of=self._run_of_this_code)
             run = self._session.state.run
         assert run is not None
         if (run.number, chosen) not in self._measured:

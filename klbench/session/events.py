@@ -118,6 +118,11 @@ class RunStarted(Event, frozen=True, kw_only=True):
     options: dict[str, Any]
     prompts_file: str | None = None
     """JSON lines of token ids, relative to the session: what repeats these prompts exactly."""
+    again_of: int | None = None
+    """The run that this one measures again, on a server that klbench started again to look further into it: its
+    other helpers stand as they are, and what was found of it still holds."""
+    not_exercised: list[dict[str, Any]] = []
+    """What this run will not put to the test: {"code", "text", "values", "advice"} of core/exercised.py."""
 
 
 class RunContinued(Event, frozen=True, kw_only=True):
@@ -126,6 +131,8 @@ class RunContinued(Event, frozen=True, kw_only=True):
     run: int
     helpers: list[str]
     kept: list[str] = []
+    not_exercised: list[dict[str, Any]] = []
+    """As of `RunStarted`: the server may be another one."""
 
 
 class ArmStarted(Event, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ from klbench.errors import ExitCode, KlbenchError, UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.columns import load_columns
 from klbench.session.documents import header
+from klbench.session.folder import SessionFolder
 from klbench.session.locating import ArmsAsProgress
 from klbench.session.runner import JobView, Session
 from klbench.session.state import ExperimentState, RunState, SessionState
@@ -325,28 +326,27 @@ def judge_again(session: Session) -> None:
     run = session.state.run
     if run is None:
         return
-    verdict = verdict_now(session.folder.path, session.state, run)
+    verdict = verdict_now(session.folder, session.state, run)
     if verdict is not None and verdict != run.verdict:
         session.emit(ev.RunJudged(run=run.number, verdict=verdict))
 
 
-def verdict_now(folder: Path, state: SessionState, run: RunState) -> dict[str, Any] | None:
+def verdict_now(folder: SessionFolder, state: SessionState, run: RunState) -> dict[str, Any] | None:
     """The verdict on a run from its columns, findings and experiments; None where a column is unreadable."""
     columns: dict[HelperName, HelperColumns] = {}
     for helper in run.helpers:
         if helper.columns is not None:
             try:
-                part = load_columns(folder / helper.columns)
+                part = load_columns(folder.resolve(helper.columns))
             except KlbenchError:
                 return None
             columns[part.helper] = part
     results = {name: h.result for name in HELPERS if (h := run.helper(name)) is not None and h.result}
     findings: list[Any] = []
-    for located in state.located:
-        if located.run == run.number:
-            found = located.result.get("findings")
-            findings += found if isinstance(found, list) else []
-    made = [dict(made.result) for made in state.experiments if made.run == run.number]
+    for located in state.located_of(run):
+        found = located.result.get("findings")
+        findings += found if isinstance(found, list) else []
+    made = [dict(made.result) for made in state.experiments_of(run)]
     facts = dict((run.server or state.server).facts)
     return diagnose(results, columns, facts, findings=findings, experiments=made)
 
@@ -357,7 +357,7 @@ def experiment_document(
     """klbench.experiment/1 of the experiments on the latest run."""
     document = header(session, state, EXPERIMENT_SCHEMA)
     run = state.run
-    made = _of_latest(state)
+    made = state.experiments_of(run)
     document["helper"] = made[-1].helper if made else None
     document["plan"] = dict(state.experiment_plan)
     document["experiments"] = [
@@ -369,14 +369,9 @@ def experiment_document(
     return document
 
 
-def _of_latest(state: SessionState) -> list[ExperimentState]:
-    number = state.run.number if state.run is not None else None
-    return [made for made in state.experiments if made.run == number]
-
-
 def experiment_exit_code(state: SessionState) -> ExitCode:
     """1 if something diverges or repeats differ, else 5 if an experiment has no answer, else 0."""
-    made = _of_latest(state)
+    made = state.experiments_of(state.run)
     diverged = any(helper.status == "diverged" for helper in state.run.helpers) if state.run else False
     if diverged or any(one.name == "repeats" and one.result.get("outcome") == "differs" for one in made):
         return ExitCode.DIVERGED

@@ -8,6 +8,7 @@ one runs, unless the server is gone; however the run ends, it has an end and a v
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -17,6 +18,7 @@ import numpy as np
 
 from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.core.diagnosis import diagnose
+from klbench.core.exercised import what_will_be_missed
 from klbench.core.kl import helper_result, not_measured
 from klbench.core.text import counted
 from klbench.engine.arms import LostLogprobsError, despite_lost_logprobs
@@ -98,10 +100,15 @@ class Measurement:
         helpers: Sequence[HelperName],
         ids: RequestIds,
         continues: RunState | None = None,
+        again_of: int | None = None,
     ) -> None:
-        """`helpers` are those to do: all of a new run, or what is left of the one that it continues."""
+        """`helpers` are those to do: all of a new run, or what is left of the one that it continues.
+
+        `again_of`: the run that is measured again, only to look further into it.
+        """
         self.number = 1 + max((run.number for run in session.state.runs), default=0)
         self._continues = continues
+        self._again_of = next((run for run in session.state.runs if run.number == again_of), None)
         if continues is not None:
             self.number = continues.number
         self._session = session
@@ -144,6 +151,8 @@ class Measurement:
 
     def _start(self) -> float:
         _, options = self._session.start.as_shown()
+        if self._again_of is not None:
+            self._take_over(self._again_of)
         self._session.emit(
             ev.RunStarted(
                 run=self.number,
@@ -151,9 +160,21 @@ class Measurement:
                 prompts=self._prompts.as_dict(),
                 options=options,
                 prompts_file=save_prompts(self._session.folder, self._prompts),
+                again_of=self._again_of.number if self._again_of is not None else None,
+                not_exercised=self._will_miss(self._helpers),
             )
         )
         return 0.0
+
+    def _will_miss(self, helpers: Sequence[str]) -> list[dict[str, Any]]:
+        """What `helpers` will not put to the test with these prompts on this server."""
+        missed = what_will_be_missed(
+            [len(prompt) for prompt in self._prompts.prompts],
+            self._server.facts.as_dict(),
+            max_new_tokens=self._session.start.options.max_new_tokens,
+            helpers=helpers,
+        )
+        return [dataclasses.asdict(item) for item in missed]
 
     def _continue(self) -> float:
         """Takes up the run where it was interrupted; returns the seconds that its ended helpers took."""
@@ -171,8 +192,20 @@ class Measurement:
                 )
             )
         kept = kept_arms(first) if self._earlier is not None else []
-        self._session.emit(ev.RunContinued(run=self.number, helpers=list(self._helpers), kept=list(kept)))
-        elapsed_s = 0.0
+        self._session.emit(
+            ev.RunContinued(
+                run=self.number,
+                helpers=list(self._helpers),
+                kept=list(kept),
+                not_exercised=self._will_miss([helper.helper for helper in run.helpers]),
+            )
+        )
+        return self._take_over(run)
+
+    def _take_over(self, run: RunState) -> float:
+        """Takes the helpers of the run that are not measured here as they are; returns the seconds that they
+        took."""
+        elapsed_s, folder = 0.0, self._session.folder
         for helper in run.helpers:
             if helper.helper in self._helpers or helper.result is None:
                 continue

@@ -33,13 +33,14 @@ def not_checked(state: SessionState) -> list[str]:
         )
     notes += [_sentence(item["text"]) for item in not_exercised(run.verdict)]
     diverged = [helper.helper for helper in run.helpers if helper.status == "diverged"]
-    if diverged and not state.located:
+    located_here = state.located_of(run)
+    if diverged and not located_here:
         notes.append("The origin of the divergence was not located.")
-    for located in state.located:
+    for located in located_here:
         notes += _open_questions(located)
     if not state.server.facts.get("deterministic", True):
         notes.append("The server does not run in deterministic mode: differences of rounding are expected.")
-    for made in state.experiments:
+    for made in state.experiments_of(run):
         if made.result.get("outcome") in (NOT_POSSIBLE, NOT_COMPARABLE, NO_EFFECT):
             why = made.result.get("text") or "no reason given"
             notes.append(f"The experiment {made.name} on {made.helper} answered nothing: {why}.")

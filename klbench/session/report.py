@@ -100,6 +100,8 @@ class Report:
     not_checked: list[str]
     troubles: list[dict[str, str]]
     repeat: list[tuple[str, str]]
+    located_now: int | None = None
+    """The place in `located` of the latest that speaks of the latest run."""
     not_stock: list[str] = field(default_factory=list)
     """How the server differs from a stock deterministic one, one sentence each."""
     experiments: list[dict[str, Any]] = field(default_factory=list)
@@ -131,6 +133,7 @@ def gather(session: Path, state: SessionState) -> Report:
         server_ended=None if end is None or end.expected else end.why,
         runs=[_run(SessionFolder(session), run, state) for run in state.runs],
         located=[_origin(located) for located in state.located],
+        located_now=state.located.index(state.located_now) if state.located_now is not None else None,
         not_checked=not_checked(state),
         troubles=[
             {"level": line.level, "what": line.what, "why": line.why, "next": line.next}

@@ -85,8 +85,8 @@ def summary(report: Report) -> Span:
     span: list[Inline] = [Strong(" · ".join(parts))]
     if run.verdict:
         span.append(f" – verdict: {verdict_in_words(run.verdict)}.")
-    if report.located:
-        for finding in _findings(report.located[-1])[:1]:
+    if report.located_now is not None:
+        for finding in _findings(report.located[report.located_now])[:1]:
             span += [
                 f" Origin: {finding.get('kind')} at ",
                 Code(str(finding.get("module"))),

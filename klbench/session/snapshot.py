@@ -194,6 +194,12 @@ class RunState(msgspec.Struct, frozen=True):
     """The prompts as JSON lines of token ids, relative to the session folder."""
     server: ServerState | None = None
     """The server as it was when the run began (or went on)."""
+    again_of: int | None = None
+    """The earlier run that this one measures again to look further into it: helpers that it does not measure
+    are that run's, and its findings and experiments count."""
+    will_miss: tuple[Mapping[str, Any], ...] = ()
+    """What was known before its helpers began that it will not put to the test: {"code", "text", "values",
+    "advice"}; what it did miss is in its verdict."""
 
     @property
     def ended(self) -> bool:

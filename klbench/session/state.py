@@ -11,7 +11,7 @@ nothing but `seq`. Times: `*_at` are seconds since the epoch, `*_s` are duration
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -110,7 +110,33 @@ class SessionState(msgspec.Struct, frozen=True):
 
     @property
     def latest_located(self) -> LocatedState | None:
+        """The latest of the session, of whatever run."""
         return self.located[-1] if self.located else None
+
+    @property
+    def located_now(self) -> LocatedState | None:
+        """The latest that speaks of the latest run: an origin of an earlier one may be mended since."""
+        found = self.located_of(self.run)
+        return found[-1] if found else None
+
+    def located_of(self, run: RunState | None) -> tuple[LocatedState, ...]:
+        """What was located in the run, or in one that it measures again."""
+        runs = self._same_evidence(run)
+        return tuple(one for one in self.located if one.run is None or one.run in runs)
+
+    def experiments_of(self, run: RunState | None) -> tuple[ExperimentState, ...]:
+        """The experiments on the run, or on one that it measures again."""
+        runs = self._same_evidence(run)
+        return tuple(one for one in self.experiments if one.run is None or one.run in runs)
+
+    def _same_evidence(self, run: RunState | None) -> set[int]:
+        known = {one.number: one for one in self.runs}
+        numbers: set[int] = set()
+        # A strange log may lead in a circle.
+        while run is not None and run.number not in numbers:
+            numbers.add(run.number)
+            run = known.get(run.again_of) if run.again_of is not None else None
+        return numbers
 
     @property
     def latest_census(self) -> CensusState | None:
@@ -156,9 +182,15 @@ def _fold(state: SessionState, event: ev.Event, at: float) -> SessionState:
             ended = replace(state.job, outcome=event.outcome, elapsed_s=event.elapsed_s)
             return replace(state, job=None, last_job=ended, question=None)
         case ev.RunStarted():
-            helpers = tuple(HelperState(name) for name in event.helpers)
             run = RunState(
-                event.run, at, event.prompts, event.options, helpers, prompts_file=event.prompts_file
+                event.run,
+                at,
+                event.prompts,
+                event.options,
+                _helpers_of(event, state.runs),
+                prompts_file=event.prompts_file,
+                again_of=event.again_of,
+                will_miss=tuple(event.not_exercised),
             )
             return replace(state, runs=(*state.runs, run)[-KEPT_RESULTS:])
         case ev.RunContinued():
@@ -238,6 +270,14 @@ def _interrupted(state: SessionState) -> SessionState:
     return replace(state, job=None, last_job=last, question=None, runs=runs, server=server, controller=None)
 
 
+def _helpers_of(event: ev.RunStarted, runs: Sequence[RunState]) -> tuple[HelperState, ...]:
+    """The helpers of a run that begins; those that it does not measure again stand as they were."""
+    before = next((run.helpers for run in runs if run.number == event.again_of), ())
+    kept = {helper.helper: helper for helper in before if helper.result is not None}
+    fresh = {name: HelperState(name) for name in event.helpers}
+    return tuple({**kept, **fresh}.values())
+
+
 def _continued(run: RunState, event: ev.RunContinued, server: ServerState) -> RunState:
     """The run as it goes on: what is repeated is as if it had not begun."""
     if run.number != event.run:
@@ -249,7 +289,15 @@ def _continued(run: RunState, event: ev.RunContinued, server: ServerState) -> Ru
             arms = tuple(arm for arm in helper.arms if arm.arm in kept)
             helper = HelperState(helper.helper, arms)
         helpers.append(helper)
-    return replace(run, helpers=tuple(helpers), verdict=None, elapsed_s=None, cancelled=False, server=server)
+    return replace(
+        run,
+        helpers=tuple(helpers),
+        verdict=None,
+        elapsed_s=None,
+        cancelled=False,
+        server=server,
+        will_miss=tuple(event.not_exercised),
+    )
 
 
 def without_runner(state: SessionState) -> SessionState:

@@ -114,8 +114,8 @@ def found_in_words(state: SessionState) -> str:
     words = []
     if state.run is not None:
         words = [f"{helper.helper} {helper.status}" for helper in state.run.helpers]
-    if state.latest_located is not None:
-        for finding in state.latest_located.result.get("findings", [])[:1]:
+    if state.located_now is not None:
+        for finding in state.located_now.result.get("findings", [])[:1]:
             words.append(f"origin {finding.get('module')} ({finding.get('grade')})")
     return " · ".join(words)
 
@@ -125,7 +125,7 @@ def _found_in_few_words(state: SessionState) -> str:
         return ""
     times = Counter(helper.status for helper in state.run.helpers)
     words = [", ".join(f"{count} {status.replace('_', ' ')}" for status, count in times.items())]
-    found = state.latest_located.result.get("findings") if state.latest_located is not None else None
+    found = state.located_now.result.get("findings") if state.located_now is not None else None
     if isinstance(found, list) and found and isinstance(found[0], dict):
         words.append(f"{_in_layer(str(found[0].get('module')))} ({found[0].get('grade')})")
     return " · ".join(words)

@@ -108,8 +108,7 @@ def pass_s(state: SessionState) -> float | None:
 
 def matrix(state: SessionState) -> list[MatrixLine]:
     """Every experiment of the catalogue, in its order."""
-    number = state.run.number if state.run is not None else None
-    made = {one.name: one for one in state.experiments if one.run == number}
+    made = {one.name: one for one in state.experiments_of(state.run)}
     facts, helper = facts_of(state), helper_to_try(state)
     running = running_experiment(state)
     lines = []

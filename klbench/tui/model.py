@@ -175,15 +175,12 @@ class Model:
 
     @property
     def located(self) -> LocatedState | None:
-        """What was located for the shown helper and request, in this run."""
-        number = self.run.number if self.run is not None else None
+        """What was located for the shown helper and request, in this run or one that it measures again."""
         return next(
             (
                 found
-                for found in reversed(self.state.located)
-                if found.helper == self.helper.helper
-                and found.request == self.request
-                and found.run in (None, number)
+                for found in reversed(self.state.located_of(self.run))
+                if found.helper == self.helper.helper and found.request == self.request
             ),
             None,
         )

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from klbench.core.exercised import Exercised, what_was_exercised, what_will_be_exercised
+from klbench.core.columns import HELPERS
+from klbench.core.exercised import (
+    Exercised,
+    what_was_exercised,
+    what_will_be_exercised,
+    what_will_be_missed,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_columns import made_run
@@ -21,29 +27,55 @@ SERVER: dict[str, Any] = {
 }
 
 
+MATCH = ("match",)
+
+
 def by_code(found: list[Exercised]) -> dict[str, Exercised]:
     return {item.code: item for item in found}
 
 
 def test_before_a_run_the_prompts_tell() -> None:
-    found = by_code(what_will_be_exercised([40, 60], SERVER, max_new_tokens=32))
+    found = by_code(what_will_be_exercised([40, 60], SERVER, max_new_tokens=32, helpers=MATCH))
     assert found["window_not_crossed"].advice == "use longer prompts: --prompt-tokens 240"
     assert "chunk_within_request" in found
-    longer = by_code(what_will_be_exercised([100, 300], SERVER, max_new_tokens=32))
+    longer = by_code(what_will_be_exercised([100, 300], SERVER, max_new_tokens=32, helpers=MATCH))
     assert longer["window_crossed"].values["in_decode"] == 1
     assert "chunk_crossed" in longer
 
 
+def test_before_a_run_the_longer_second_turn_of_decode_cache_hit_counts_too() -> None:
+    """60 tokens, 32 generated and a ",", and 32 more: 125 pass a window of 120, which 92 do not."""
+    found = by_code(what_will_be_exercised([40, 60], SERVER, max_new_tokens=32, helpers=HELPERS))
+    assert found["window_crossed"].values["crossed"] == 1
+    alone = by_code(
+        what_will_be_exercised([40, 60], SERVER, max_new_tokens=32, helpers=("decode_cache_hit",))
+    )
+    assert alone["window_crossed"].text.startswith("1 of 2 requests")
+
+
+def test_what_will_be_missed_leaves_out_what_will_be_reached() -> None:
+    server = {**SERVER, "chunked_prefill_size": 64, "checkpoint_interval": 512}
+    missed = what_will_be_missed([40, 100], server, max_new_tokens=32, helpers=MATCH)
+    assert [item.code for item in missed] == ["checkpoint_not_crossed"]
+    assert missed[0].text.endswith("will not be tested")
+    assert what_will_be_missed([40], server, max_new_tokens=32, helpers=()) == []
+
+
 def test_before_a_run_a_server_without_restores_says_so() -> None:
-    found = by_code(what_will_be_exercised([40, 60], {**SERVER, "radix_cache": False}, max_new_tokens=8))
+    without, paged = {**SERVER, "radix_cache": False}, {**SERVER, "page_size": 16}
+    found = by_code(what_will_be_exercised([40, 60], without, max_new_tokens=8, helpers=HELPERS))
     assert "no restore" in found["no_restore"].text
-    paged = by_code(what_will_be_exercised([10, 60], {**SERVER, "page_size": 16}, max_new_tokens=8))
-    assert paged["page_not_filled"].values["requests"] == 1
-    assert what_will_be_exercised([], SERVER, max_new_tokens=8) == []
+    short = by_code(what_will_be_exercised([10, 60], paged, max_new_tokens=8, helpers=HELPERS))
+    assert short["page_not_filled"].values["requests"] == 1
+    # Nobody expects match to restore anything.
+    for server in (without, paged):
+        cold = by_code(what_will_be_exercised([10, 60], server, max_new_tokens=8, helpers=MATCH))
+        assert not {"no_restore", "page_not_filled"} & set(cold)
+    assert what_will_be_exercised([], SERVER, max_new_tokens=8, helpers=HELPERS) == []
 
 
 def test_a_single_request_exercises_no_batch() -> None:
-    found = by_code(what_will_be_exercised([40], SERVER, max_new_tokens=8))
+    found = by_code(what_will_be_exercised([40], SERVER, max_new_tokens=8, helpers=MATCH))
     assert found["no_batch"].advice == "use more requests: --samples 32"
     assert "no_batch" in by_code(what_was_exercised({"match": made_run("match", [None])}, SERVER))
     assert "no_batch" not in by_code(what_was_exercised({"match": made_run("match", [None] * 2)}, SERVER))
@@ -60,8 +92,10 @@ def test_after_a_run_hits_are_told_with_what_they_restored_and_extended() -> Non
 
 def test_checkpoints_are_passed_only_past_their_interval() -> None:
     server = {**SERVER, "checkpoint_interval": 64}
-    assert "checkpoint_crossed" in by_code(what_will_be_exercised([60, 10], server, max_new_tokens=8))
-    missed = by_code(what_will_be_exercised([65, 10], server, max_new_tokens=8))
+    assert "checkpoint_crossed" in by_code(
+        what_will_be_exercised([60, 10], server, max_new_tokens=8, helpers=MATCH)
+    )
+    missed = by_code(what_will_be_exercised([65, 10], server, max_new_tokens=8, helpers=MATCH))
     assert missed["checkpoint_not_crossed"].advice == "generate more: --max-new-tokens 64"
 
 
@@ -77,7 +111,7 @@ def test_checkpoints_are_passed_only_past_their_interval() -> None:
 )
 def test_graphs_that_are_off_are_not_exercised(graphs: bool | None, device: str | None, said: bool) -> None:
     server = {**SERVER, "cuda_graphs": graphs, "device": device}
-    before = by_code(what_will_be_exercised([40, 60], server, max_new_tokens=8))
+    before = by_code(what_will_be_exercised([40, 60], server, max_new_tokens=8, helpers=MATCH))
     after = by_code(what_was_exercised({"match": made_run("match", [None] * 2)}, server))
     assert ("no_graphs" in before) == ("no_graphs" in after) == said
     if said:

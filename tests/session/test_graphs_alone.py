@@ -29,7 +29,12 @@ class OneServer(Bench):
         self._survives = survives
         self._owned = owned
         options = SimpleNamespace(
-            yes_flush=True, readonly=False, backend=None, server_python=None, ready_to_capture=eager
+            yes_flush=True,
+            readonly=False,
+            backend=None,
+            server_python=None,
+            ready_to_capture=eager,
+            max_new_tokens=8,
         )
         state = SimpleNamespace(server=SimpleNamespace(launch_s=1.0))
         super().__init__(
@@ -55,7 +60,10 @@ class OneServer(Bench):
             ready_to_capture=eager,
             control_dir=Path("/control"),
             nonce="a1b2",
-            facts=SimpleNamespace(pp_size=1, nnodes=1),
+            facts=SimpleNamespace(
+                pp_size=1, nnodes=1, context_length=None, vocab_size=None, chunked_prefill_size=None
+            ),
+            check_comparable=lambda: None,
             launch_s=1.0,
         )
 
@@ -63,17 +71,14 @@ class OneServer(Bench):
         return self.current
 
     async def _start(self, _job: Any, ready_to_capture: bool) -> Any:
-        return self._start_one(ready_to_capture)
+        self.current = self._start_one(ready_to_capture)
+        return self.current
 
     async def close(self) -> None:
-        pass
-
-    async def relaunch(self, _job: Any, ready_to_capture: bool) -> None:
         self._measured.clear()
-        self.current = self._start_one(ready_to_capture)
 
     async def _prompts_for(self, _server: Any) -> Any:
-        return SimpleNamespace(as_lists=list)
+        return SimpleNamespace(as_lists=list, prompts=[])
 
     async def _no_reader(self, *_: Any) -> DumpProcess:
         return DumpProcess(Path("/nowhere/python"), {})
@@ -90,7 +95,10 @@ class OneServer(Bench):
         async def execute(_job: Any) -> None:
             pass
 
-        return SimpleNamespace(execute=execute, measured={(len(self.started), "match"): (1, "columns")})
+        number = len(self.started)
+        return SimpleNamespace(
+            execute=execute, number=number, measured={(number, "match"): (1, "columns")}
+        )
 
     async def _locate(self, _session: Any, _job: Any, side: Any, backend: str, *_: Any) -> None:
         self.located.append((side.ready_to_capture, backend))

@@ -225,7 +225,7 @@ class Lab:
 
     def _columns(self, run: RunState) -> dict[HelperName, HelperColumns]:
         files = [helper.columns for helper in run.helpers if helper.columns is not None]
-        return {part.helper: part for part in (load_columns(self._folder.path / file) for file in files)}
+        return {part.helper: part for part in (load_columns(self._folder.resolve(file)) for file in files)}
 
     def _forwards(self, number: int) -> list[Composition]:
         server = self.bench.server
