@@ -153,8 +153,7 @@ def _window(window: int, lengths: _Lengths, tense: str) -> Exercised:
         tokens = 2 * window
         return Exercised(
             "window_not_crossed",
-            f"no request is longer than the sliding window of {window} tokens: its handover {tense} "
-            "tested",
+            f"no request is longer than the sliding window of {window} tokens: its handover {tense} tested",
             {"window": window, "longest": int(lengths.total.max()), "prompt_tokens": tokens},
             f"use longer prompts: --prompt-tokens {tokens}",
         )

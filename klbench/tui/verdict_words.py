@@ -16,6 +16,7 @@ from typing import Any
 from klbench.core.experiments import CATALOGUE
 from klbench.core.text import cell_width, kl, visible, wrap
 from klbench.core.verdict_words import condition_words
+from klbench.session.documents import missed_lines
 from klbench.session.state import HelperState, RunState, ServerState
 from klbench.tui.actions import key_of
 
@@ -126,6 +127,8 @@ def evidence_paragraphs(run: RunState, server: ServerState) -> list[Paragraph]:
     for heading, items in (("NEXT", verdict.get("next")), ("EVIDENCE", verdict.get("evidence"))):
         texts = [("  ▸ ", text) for text in _texts(mappings(items))]
         found += [("", heading), *texts, ("", "")] if texts else []
+    if run.verdict is None and (missed := missed_lines(run.will_miss)):
+        found += [("", "WILL NOT BE EXERCISED BY THIS RUN"), *(("  ▸ ", line) for line in missed), ("", "")]
     found.append(("", "WHAT WAS COMPARED"))
     for helper in run.helpers:
         found += _helper(helper)

@@ -2,6 +2,7 @@
 
 import pytest
 import recorded
+from msgspec.structs import replace
 
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder
@@ -11,6 +12,7 @@ from klbench.tui import wording
 from klbench.tui.measurement import measure
 from klbench.tui.origin_words import evidence_lines, finding_line, no_finding, progress_bar, read_map
 from klbench.tui.screens.tokens import describe_shape
+from klbench.tui.verdict_words import evidence_paragraphs
 
 
 def state_of(path):
@@ -58,6 +60,29 @@ def test_the_verdict_is_a_sentence_with_its_grade_and_the_next_step(finished):
     assert known[2].startswith(
         f"Origin of request {located.request}: model.layers.1.self_attn.attn (probable)"
     )
+
+
+MISSED = [
+    {"code": f"c{n}", "text": f"boundary {n} is not crossed", "values": {}, "advice": f"--more {n}"}
+    for n in range(4)
+]
+
+
+def test_while_a_run_goes_on_it_is_said_what_it_will_not_exercise(measuring):
+    state = state_of(measuring)
+    usual = wording.sentences(state, live=True, now=state.at)
+    run = replace(state.run, will_miss=tuple(MISSED))
+    said = wording.sentences(replace(state, runs=(run,)), live=True, now=state.at)
+    assert said[:2] == usual[:2]
+    assert said[2:-1] == [
+        f"Will not be exercised: boundary {n} is not crossed · --more {n}" for n in range(3)
+    ]
+    assert said[-1] == usual[-1] + " 4 things will not be exercised: v says which."
+    shown = [text for _, text in evidence_paragraphs(run, state.server)]
+    at = shown.index("WILL NOT BE EXERCISED BY THIS RUN")
+    assert shown[at + 1 : at + 5] == [f"boundary {n} is not crossed · --more {n}" for n in range(4)]
+    ended = replace(run, verdict={"status": "none"})
+    assert "WILL NOT BE EXERCISED BY THIS RUN" not in str(evidence_paragraphs(ended, state.server))
 
 
 def test_an_error_is_what_why_and_next_until_something_new_was_measured(tmp_path):
