@@ -28,6 +28,7 @@ from klbench.session.log import read_log  # noqa: E402
 from klbench.session.state import fold  # noqa: E402
 from klbench.tui.app import WorkbenchApp  # noqa: E402
 from klbench.tui.screens.start import StartScreen  # noqa: E402
+from tests.settling import settle  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 RECORDING = Path(__file__).parent / "recording"
@@ -47,15 +48,6 @@ SHOTS = {
     "help": ((120, 36), ["question_mark"]),
     "small": ((80, 24), []),
 }
-
-
-async def settle(pilot) -> None:
-    for _ in range(3):
-        await pilot.pause()
-        short = [worker for worker in pilot.app.workers if worker.group not in ("follow", "look")]
-        if short:
-            await pilot.app.workers.wait_for_complete(short)
-    await pilot.pause()
 
 
 def normalised(svg: str) -> str:
@@ -84,12 +76,14 @@ async def draw_start() -> str:
     async with app.run_test(size=(120, 36)) as pilot:
         await settle(pilot)
         await app.workers.wait_for_complete()
+        await settle(pilot)
         screen = app.screen
         assert isinstance(screen, StartScreen)
         screen.machine = "no CUDA GPU: the demo runs on the CPU · sglang 0.5.23 (klbench's own)"
         screen.show_model()
-        await pilot.press("tab", "down", "down")
-        await settle(pilot)
+        for key in ("tab", "down", "down"):
+            await pilot.press(key)
+            await settle(pilot)
         return normalised(app.export_screenshot(title="klbench"))
 
 

@@ -1,4 +1,4 @@
-"""Driving the workbench in tests: settle until nothing is under way, read the screen as text."""
+"""Driving the workbench in tests: press keys until nothing is under way, read the screen as text."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 import recorded
-from textual.worker import WorkerState
 
 from klbench.session import commands as cmd
 from klbench.session.control import ControlSocket
 from klbench.session.folder import SessionFolder
 from klbench.tui.app import WorkbenchApp
-from klbench.tui.screens.one_picture import rests
+from tests.settling import settle
 
 NOW = recorded.BEGAN_AT + 61.0
 
@@ -23,36 +22,6 @@ def screen_text(app) -> str:
     """What the terminal would show, without trailing blanks."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
-
-
-async def settle(pilot) -> None:
-    """Return when every message is worked off and no short worker is left (following never ends).
-
-    Textual's own pause judges by the processor time that passes, which on a starved machine says idle while
-    a thread has not even begun; so what is queued and what runs is looked at, and must be nothing twice.
-    """
-    app, quiet = pilot.app, 0
-    async with asyncio.timeout(60):
-        while quiet < 2:
-            await pilot.pause()
-            short = [worker for worker in app.workers if worker.group not in ("follow", "look")]
-            if short:
-                await app.workers.wait_for_complete(short)
-            unborn = any(worker.state is WorkerState.PENDING for worker in app.workers)
-            quiet = 0 if short or unborn or _is_busy(app) else quiet + 1
-
-
-def _is_busy(app) -> bool:
-    """Whether a message waits or is being worked off; an app that was left works nothing off any more."""
-    pumps = (app, *app.screen_stack, *_widgets(app))
-    if app._exit:
-        return any(not pump._message_queue.empty() for pump in pumps)
-    return bool(app.typed) or not all(pump._closing or rests(pump) for pump in pumps)
-
-
-def _widgets(app):
-    for screen in app.screen_stack:
-        yield from screen.query("*")
 
 
 async def until(pilot, condition, deadline_s=60.0) -> None:
