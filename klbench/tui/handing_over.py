@@ -156,16 +156,18 @@ async def hand_over(app: App[Any], command: list[str]) -> str:
     Raises UndecidedError where the terminal cannot be given away or the program does not start. A
     cancellation ends the program; the terminal then stays as it was before the workbench.
     """
-    name, began = Path(command[0]).name, time.monotonic()
+    name = Path(command[0]).name
     failed: OSError | None = None
     try:
         with _deaf_to_keys(), app.batch_update(), app.suspend():
             try:
                 code = await _run(command)
+            began = time.monotonic()  # changing hands is not the program's time
             except OSError as error:  # raised on, it would leave the workbench without its terminal
                 failed = error
     except SuspendNotSupported as error:
         raise UndecidedError(
+            took_s = time.monotonic() - began
             "this terminal cannot be given to another program",
             why="the workbench runs in a browser or without a terminal",
             next="open the file itself: its folder is the session's",
@@ -176,7 +178,7 @@ async def hand_over(app: App[Any], command: list[str]) -> str:
         return f"{name} was ended by {signal.Signals(-code).name}"
     if code:
         return f"{name} ended with exit code {code}"
-    if time.monotonic() - began < _NOTHING_SEEN_S:
+    if took_s < _NOTHING_SEEN_S:
         return f"{name} ended at once; one that waits for a key shows more: export PAGER=less"
     return ""
 

@@ -1,8 +1,10 @@
 """The session's texts in $PAGER and $EDITOR: in a real pseudo-terminal, with small programs of our own."""
 
+import contextlib
 import os
 import signal
 import stat
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -166,7 +168,8 @@ def test_a_signal_ends_the_program_too_and_leaves_nothing(terminal, shows, tmp_p
     ],
 )
 def test_a_bad_program_is_said_and_nothing_is_lost(terminal, pager, said):
-    it = terminal(PAGER=pager)
+    patient = "from klbench.tui import handing_over\nhanding_over._NOTHING_SEEN_S = 60.0\n"
+    it = terminal(script=patient + SCRIPT, PAGER=pager)
     it.until(drawn)
     it.press(b"jjV")
     it.until(lambda t: "the server's log in" in t.text)
@@ -175,6 +178,24 @@ def test_a_bad_program_is_said_and_nothing_is_lost(terminal, pager, said):
     it.press(b"q")
     assert it.ended() == 0
     assert it.restored()
+
+
+async def test_giving_the_terminal_away_and_taking_it_back_is_not_the_programs_time(monkeypatch):
+    now = [100.0]
+
+    class Slow:
+        """A terminal that takes five seconds to change hands."""
+
+        batch_update = staticmethod(contextlib.nullcontext)
+
+        @contextlib.contextmanager
+        def suspend(self):
+            now[0] += 5.0
+            yield
+            now[0] += 5.0
+
+    monkeypatch.setattr(handing_over, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert "true ended at once" in await handing_over.hand_over(Slow(), ["true"])
 
 
 async def test_without_a_terminal_to_give_away_it_says_so(finished):
