@@ -5,14 +5,15 @@
 
 One request is scored cold, and continued by a few decode steps on its cached prompt, each without and with
 digests on one server. Times are those of the scheduler's thread on the processor; behind each stands what
-digests make of it. The lines below the table are the constants of growth: for bytes and for added time the
-two that come nearest to all rows, and how far the worst row is from them, so that "linear in tokens x
-operators" can be checked. A row digest is that of one token's row in one tensor of one operator; a tensor
-counts once for each forward.
+digests make of it; then sglang's own dumper, as far as its files stay below some gigabytes. The lines below
+the table are the constants of growth: for bytes and for added time the two that come nearest to all rows, and
+how far the worst row is from them, so that "linear in tokens x operators" can be checked. A row digest is
+that of one token's row in one tensor of one operator; a tensor counts once for each forward.
 """
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -34,9 +35,25 @@ DEPTHS = (4, 12, 36)
 PROMPTS = (128, 512, 2048, 8192)
 STEPS = 64
 MODES = ("off", "digest")
+DUMPER_STEPS = 8
+DUMPER_MOST = 36 * 2048
+"""Layers times tokens of the prompt: so much the dumper may write, about 3 GB. More says nothing new."""
 LONG = 4096
 """Prompts from here on are measured once: without digests they take minutes."""
-HEAD = ("layers", "prompt", "row digests", "tensors", "bytes", "scoring forward", "decode step")
+HEAD = (
+    "layers", "prompt", "row digests", "tensors", "bytes", "scoring forward", "decode step",
+    "dumper: bytes, files", "its scoring", "its decode step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """The same by the stock dumper, once."""
+
+    size_bytes: int
+    files: int
+    scoring_s: float
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +71,7 @@ class Point:
     size_bytes: int
     scoring_s: tuple[float, float]
     step_s: tuple[float, float]
+    dumper: Dumped | None = None
 
     @property
     def window(self) -> int:
@@ -70,6 +88,17 @@ class Point:
             f"{self.size_bytes / 1e6:.2f} MB",
             f"{self.scoring_s[0] * 1e3:,.0f} ms, ×{self.scoring_s[1] / self.scoring_s[0]:.2f}",
             f"{self.step_s[0] * 1e3:.1f} ms, ×{self.step_s[1] / self.step_s[0]:.2f}",
+            *self._shown_dumper(),
+        ]
+
+    def _shown_dumper(self) -> list[str]:
+        if self.dumper is None:
+            return ["–", "–", "–"]
+        size, files = f"{self.dumper.size_bytes / 1e6:,.0f} MB", f"{self.dumper.files:,}"
+        return [
+            f"{size} in {files}: {self.dumper.size_bytes / self.size_bytes:.0f} times the digests'",
+            f"×{self.dumper.scoring_s / self.scoring_s[0]:.2f}",
+            f"×{self.dumper.step_s / self.step_s[0]:.1f}",
         ]
 
 
@@ -79,17 +108,29 @@ def scored(meter: Meter, prompt: Sequence[int], mode: str, folder: Path) -> floa
     return took_s
 
 
-def stepped(meter: Meter, prompt: Sequence[int], folder: Path) -> dict[str, float]:
+def dumped(meter: Meter, prompt: Sequence[int], folder: Path) -> Dumped:
+    """The request by the stock dumper; its files are gone afterwards."""
+    scoring_s = scored(meter, prompt, "dumper", folder / "scoring")
+    size_bytes, files = usage(folder / "scoring")
+    shutil.rmtree(folder / "scoring")
+    steps = stepped(meter, prompt, folder / "steps", modes=("dumper",), count=DUMPER_STEPS)
+    shutil.rmtree(folder)
+    return Dumped(size_bytes, files, scoring_s, steps["dumper"])
+
+
+def stepped(
+    meter: Meter, prompt: Sequence[int], folder: Path, *, modes: Sequence[str] = MODES, count: int = STEPS
+) -> dict[str, float]:
     """Seconds of a decode step behind the cached prompt, in each mode."""
     meter.flush()
     # Fills the cache, uncaptured: its id is not armed.
     meter.timed("g", prompt, 1, armed=False)
     taken = {}
-    for mode in MODES:
+    for mode in modes:
         with meter.capturing(folder / mode, mode, flush=False):
             one_s, _ = meter.timed("g", prompt, 1)
-            many_s, _ = meter.timed("g", prompt, STEPS + 1)
-        taken[mode] = (many_s - one_s) / STEPS
+            many_s, _ = meter.timed("g", prompt, count + 1)
+        taken[mode] = (many_s - one_s) / count
     return taken
 
 
@@ -109,6 +150,8 @@ def point(meter: Meter, layers: int, tokens: int, rounds: int) -> Point:
         folder = Path(name) / "0" / "scoring" / "digest"
         trace = read_trace(folder)
         size_bytes, _ = usage(folder)
+        affordable = layers * tokens <= DUMPER_MOST
+        by_dumper = dumped(meter, prompt, Path(name) / "dumper") if affordable else None
     scoring_forwards = np.unique(trace.row_forward[trace.row_arm == Arm.SCORING])
     scoring_tensors = np.isin(trace.tensor_forward, scoring_forwards)
     return Point(
@@ -121,6 +164,7 @@ def point(meter: Meter, layers: int, tokens: int, rounds: int) -> Point:
         size_bytes=size_bytes,
         scoring_s=(statistics.median(scoring["off"]), statistics.median(scoring["digest"])),
         step_s=(statistics.median(steps["off"]), statistics.median(steps["digest"])),
+        dumper=by_dumper,
     )
 
 

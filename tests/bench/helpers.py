@@ -7,11 +7,12 @@
 Each turn is a process of its own, as in use; what is timed is the helper alone, without imports. A server
 gets slower from turn to turn (most after its first one), by more than what is looked for: each way has a
 whole turn that does not count, then who begins a round alternates, and the means of an even number of rounds
-are compared, in which a steady drift is no difference. klbench's time holds all that it does with a helper:
-checks, the statistics, and the columns on the disk. The long one takes a model of one layer and one head: one
-of four layers takes too long on a CPU, and the faster the server, the more of the time is the client's. Both
-send the same requests, and the server's time for them is not the same twice: what the client itself takes of
-the processor says more than the last hundredths of the ratio.
+are compared, in which a steady drift is no difference. klbench's time holds what it does for a helper's
+numbers: checks, the generation arm and the columns on the disk, the statistics; the texts of the tokens,
+which it asks for when the numbers are there, are no part of it. The long one takes a model of one layer and
+one head: one of four layers takes too long on a CPU, and the faster the server, the more of the time is the
+client's. Both send the same requests, and the server's time for them is not the same twice: what the client
+itself takes of the processor says more than the last hundredths of the ratio.
 Budget: within 2 % of sglang's own, and never the whole response set in memory at once.
 """
 
@@ -67,6 +68,7 @@ import asyncio, json, pathlib, sys, tempfile, time
 from klbench.core.columns import HELPERS
 from klbench.core.kl import helper_result
 from klbench.engine.server import Server
+from klbench.session.arm_file import SavedArm, save_arm
 from klbench.session.columns import save_columns
 url, prompts, new_tokens, samples = sys.argv[1:5]
 async def main():
@@ -76,7 +78,9 @@ async def main():
     with tempfile.TemporaryDirectory() as place:
         for helper in HELPERS:
             began, spent = time.perf_counter(), time.process_time()
-            columns = await server.run_helper(helper, given, max_new_tokens=int(new_tokens))
+            arm = pathlib.Path(place) / f"{helper}-arm.npz"
+            keep = lambda made: save_arm(arm, SavedArm(made, "", {}))
+            columns = await server.run_helper(helper, given, max_new_tokens=int(new_tokens), keep=keep)
             helper_result(columns, max_new_tokens=int(new_tokens))
             save_columns(pathlib.Path(place) / f"{helper}.npz", columns)
             seconds[helper] = time.perf_counter() - began
