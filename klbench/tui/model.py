@@ -258,7 +258,7 @@ class Model:
             request_diverged=diverged,
             located=self.located is not None,
             any_located=bool(self.state.located),
-            verdict=self.run is not None and self.run.verdict is not None,
+            verdict=self.run is not None and (self.run.verdict is not None or bool(self.run.will_miss)),
             texts=bool(self.state.server.log or self.state.calls or self.state.reports),
             asks=self.state.question is not None,
             name=self.session_name or "SESSION",

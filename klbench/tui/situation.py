@@ -44,6 +44,7 @@ class Situation:
     not_replayable: str = ""
     """Why the finding on the screen cannot be replayed; empty where it can be, or where there is none."""
     verdict: bool = False
+    """The run has a verdict, or goes on and says by now what it will not exercise."""
     texts: bool = False
     """There is a log, a command or a report to open in another program."""
     asks: bool = False

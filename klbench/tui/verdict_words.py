@@ -50,6 +50,8 @@ def condition_numbers(names: object) -> str:
 
 def summary_lines(run: RunState | None) -> list[str]:
     """The verdict itself: status, grade, and the conditions as a list."""
+    if run is not None and run.verdict is None and run.will_miss:
+        return [f" RUN {run.number} · no verdict before its end", "   what it will not exercise stands below"]
     if run is None or run.verdict is None:
         return [" No run has ended yet, so there is no verdict. Run the helpers: r on the main screen."]
     verdict = run.verdict

@@ -25,7 +25,6 @@ from klbench.core.text import (
     visible,
 )
 from klbench.core.verdict_words import verdict_in_words
-from klbench.session.documents import missed_lines
 from klbench.session.state import (
     HelperState,
     JobState,
@@ -274,8 +273,16 @@ def trouble(line: TroubleLine) -> list[str]:
     ]
 
 
-_MISSED_LINES = 3
-"""So many of what a run will not exercise are named beside it; the verdict screen has all."""
+_MISSED = {
+    "window_not_crossed": "the sliding window",
+    "chunk_within_request": "a prompt in chunks",
+    "checkpoint_not_crossed": "checkpoints",
+    "no_restore": "restores",
+    "page_not_filled": "restores of short prompts",
+    "no_batch": "a batch",
+    "no_graphs": "CUDA graphs",
+}
+"""What a run will miss, in a few words, by the code of core/exercised.py."""
 _MEASURE = ("launch", "relaunch", "run")
 """Kinds of jobs whose failure leaves nothing to measure with, or nothing measured."""
 LAUNCH = ("starting", "importing", "loading_weights", "allocating", "capturing_graphs", "warming_up")
@@ -347,17 +354,13 @@ def _arm_words(helper: HelperState, now: float, *, short: bool = False) -> str:
 def _running(run: RunState, now: float) -> list[str]:
     running = next((helper for helper in run.helpers if helper.status == "running"), None)
     what = f"{running.helper}: {_arm_words(running, now, short=True)}" if running else "the helpers start"
-    missed = missed_lines(run.will_miss)
     last = f"{key_of('cancel')} cancels; what is measured is kept."
-    if missed:
-        # It stands alone in a low window.
-        last += f" {counted(len(missed), 'thing')} will not be exercised: {key_of('verdict')} says which."
-    return [
-        f"Measuring · {what}",
-        "Each helper's table fills as soon as its arms have ended.",
-        *(f"Will not be exercised: {line}" for line in missed[:_MISSED_LINES]),
-        last,
-    ]
+    if run.will_miss:
+        # Behind it, for the last statement stands alone in a low window.
+        codes = [str(item.get("code")) for item in run.will_miss]
+        names = ", ".join(_MISSED.get(code, code.replace("_", " ")) for code in codes)
+        last += f" Will not be exercised: {names}; {key_of('verdict')} says what would."
+    return [f"Measuring · {what}", "Each helper's table fills as soon as its arms have ended.", last]
 
 
 def _server_failed(state: SessionState) -> list[str]:

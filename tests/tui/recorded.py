@@ -220,11 +220,11 @@ def run_helper(recorder: Recorder, run: int, helper: str, *, dirty: bool) -> Non
     recorder.add(ev.TokenTexts(run=run, helper=helper, file=f"runs/{run}-{helper}.texts.json"))
 
 
-def begin_run(recorder: Recorder, run: int = 1) -> None:
+def begin_run(recorder: Recorder, run: int = 1, missed: tuple | list = ()) -> None:
     recorder.add(ev.JobStarted(job=run, kind="run", title="run the three helpers"))
     recorder.add(ev.RunStarted(
         run=run, helpers=list(HELPERS), prompts={"source": "seeded", "count": SAMPLES, "sha256": "ab" * 32},
-        options={"max_new_tokens": NEW_TOKENS}))  # fmt: skip
+        options={"max_new_tokens": NEW_TOKENS}, not_exercised=list(missed)))  # fmt: skip
 
 
 def end_run(recorder: Recorder, run: int = 1) -> None:
@@ -250,11 +250,11 @@ def finished(folder: Path) -> Path:
     return folder
 
 
-def measuring(folder: Path) -> Path:
+def measuring(folder: Path, missed: tuple | list = ()) -> Path:
     """A session in the middle of its second helper (its runner is not alive unless a test says so)."""
     recorder = start(folder)
     launch(recorder)
-    begin_run(recorder)
+    begin_run(recorder, missed=missed)
     run_helper(recorder, 1, "match", dirty=False)
     recorder.add(ev.ArmStarted(run=1, helper="prefill_cache_hit", arm="generation", requests=32, tokens=4096))
     recorder.add(ev.ArmProgress(run=1, helper="prefill_cache_hit", arm="generation", done=1680, total=4096,

@@ -3,6 +3,7 @@
 import pytest
 import recorded
 from msgspec.structs import replace
+from pilots import press, screen_text, scripted_runner, workbench
 
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder
@@ -63,8 +64,8 @@ def test_the_verdict_is_a_sentence_with_its_grade_and_the_next_step(finished):
 
 
 MISSED = [
-    {"code": f"c{n}", "text": f"boundary {n} is not crossed", "values": {}, "advice": f"--more {n}"}
-    for n in range(4)
+    {"code": "no_graphs", "text": "graphs are off", "values": {}, "advice": "--no-ready-to-capture"},
+    {"code": "of_a_newer_log", "text": "another thing", "values": {}, "advice": None},
 ]
 
 
@@ -73,16 +74,26 @@ def test_while_a_run_goes_on_it_is_said_what_it_will_not_exercise(measuring):
     usual = wording.sentences(state, live=True, now=state.at)
     run = replace(state.run, will_miss=tuple(MISSED))
     said = wording.sentences(replace(state, runs=(run,)), live=True, now=state.at)
-    assert said[:2] == usual[:2]
-    assert said[2:-1] == [
-        f"Will not be exercised: boundary {n} is not crossed · --more {n}" for n in range(3)
-    ]
-    assert said[-1] == usual[-1] + " 4 things will not be exercised: v says which."
-    shown = [text for _, text in evidence_paragraphs(run, state.server)]
-    at = shown.index("WILL NOT BE EXERCISED BY THIS RUN")
-    assert shown[at + 1 : at + 5] == [f"boundary {n} is not crossed · --more {n}" for n in range(4)]
-    ended = replace(run, verdict={"status": "none"})
-    assert "WILL NOT BE EXERCISED BY THIS RUN" not in str(evidence_paragraphs(ended, state.server))
+    assert said[:-1] == usual[:-1]
+    assert said[-1] == usual[-1] + (" Will not be exercised: CUDA graphs, of a newer log; v says what would.")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_verdict_screen_says_before_the_verdict_what_would_exercise_it(tmp_path, size):
+    session = recorded.measuring(tmp_path / "s", MISSED)
+    async with scripted_runner(session), workbench(session, size=size, readonly=False) as (_, pilot):
+        assert "CUDA graphs, of a newer log; v says" in " ".join(screen_text(pilot.app).split())
+        shown = await press(pilot, "v")
+    assert "RUN 1 · no verdict before its end" in shown
+    below = shown.partition("WILL NOT BE EXERCISED BY THIS RUN")[2]
+    assert "▸ graphs are off · --no-ready-to-capture" in below
+    assert "▸ another thing" in below
+
+
+def test_the_verdict_says_what_was_missed_and_no_longer_what_would_be(finished):
+    state = state_of(finished)
+    run = replace(state.run, will_miss=tuple(MISSED))
+    assert "WILL NOT BE EXERCISED" not in str(evidence_paragraphs(run, state.server))
 
 
 def test_an_error_is_what_why_and_next_until_something_new_was_measured(tmp_path):
