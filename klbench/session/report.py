@@ -69,6 +69,10 @@ class ReportRun:
     prompts: dict[str, Any]
     helpers: list[ReportHelper]
     verdict: dict[str, Any] | None
+    again_of: int | None = None
+    """The run that this one measures again, to look further into it."""
+    kept: list[str] = field(default_factory=list)
+    """The helpers that stand as that run measured them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,14 @@ def _run(folder: SessionFolder, run: RunState, state: SessionState) -> ReportRun
         prompts=dict(run.prompts),
         helpers=[_helper(folder, helper, state) for helper in run.helpers],
         verdict=dict(run.verdict) if run.verdict else None,
+        again_of=run.again_of,
+        kept=_kept(run, state),
     )
+
+
+def _kept(run: RunState, state: SessionState) -> list[str]:
+    before = next((one for one in state.runs if one.number == run.again_of), None)
+    return [h.helper for h in run.helpers if before is not None and h == before.helper(h.helper)]
 
 
 def _helper(folder: SessionFolder, helper: HelperState, state: SessionState) -> ReportHelper:

@@ -152,6 +152,10 @@ def _run(run: ReportRun, detail: Detail) -> list[Block]:
         ),
         table(_HELPER_COLUMNS, [_helper_row(helper) for helper in run.helpers]),
     ]
+    if run.again_of is not None:
+        said = f"Run {run.again_of} measured again, on a server started again to look further into it"
+        stand = f"; as it was measured there: {', '.join(run.kept)}" if run.kept else ""
+        shown.append(paragraph(f"{said}{stand}."))
     reasons = [f"{h.name}: {h.result['reason']}" for h in run.helpers if h.result.get("reason")]
     if reasons:
         shown.append(bullets(reasons))

@@ -18,7 +18,8 @@ from klbench.session.folder import SessionFolder, make_session
 from klbench.session.log import Entry
 from klbench.session.not_checked import not_checked
 from klbench.session.report import gather
-from klbench.session.report_content import summary
+from klbench.session.report_content import blocks, summary
+from klbench.session.report_markdown import markdown
 from klbench.session.request import Options, StartRequest, Target
 from klbench.session.serving import Serving
 from klbench.session.state import SessionState, fold
@@ -119,6 +120,9 @@ def test_what_locating_measures_again_keeps_the_other_helpers_and_what_is_known(
     shown = locate_document(Path("/s"), state, state.run, state.located_now)
     assert set(shown["statuses"]) == set(HELPERS)
     assert not [note for note in not_checked(state) if "was not asked for" in note]
+    said = markdown(blocks(gather(bench._session.folder.path, state)))
+    assert "Run 1 measured again" in said
+    assert "as it was measured there: match, decode_cache_hit." in said.replace("\\", "")
     # All three helpers and the finding are judged together.
     told = [item["values"]["helper"] for item in shown["verdict"]["evidence"] if item["code"] == "helper"]
     assert told == HELPERS
