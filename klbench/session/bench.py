@@ -73,8 +73,8 @@ class Bench(Serving):
         """Reads the dumps of the server at hand, from one capture to the next."""
         self._agreed = session.start.options.yes_flush
         self._run_of_this_code: int | None = None
-        """The latest run that was measured here, unless somebody had the server started again since: then what
-        it runs may have been edited."""
+        """The latest run that was measured here, unless somebody had the server started again since: then
+        what it runs may have been edited."""
 
     async def close(self) -> None:
         """Ends the server, however it stands, and forgets what was only known of it."""

@@ -119,8 +119,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
     prompts_file: str | None = None
     """JSON lines of token ids, relative to the session: what repeats these prompts exactly."""
     again_of: int | None = None
-    """The run that this one measures again, on a server that klbench started again to look further into it: its
-    other helpers stand as they are, and what was found of it still holds."""
+    """The run that this one measures again, on a server that klbench started again to look further into it:
+    its other helpers stand as they are, and what was found of it still holds."""
     not_exercised: list[dict[str, Any]] = []
     """What this run will not put to the test: {"code", "text", "values", "advice"} of core/exercised.py."""
 

@@ -62,7 +62,7 @@ from klbench.session.documents import header
 from klbench.session.folder import SessionFolder
 from klbench.session.locating import ArmsAsProgress
 from klbench.session.runner import JobView, Session
-from klbench.session.state import ExperimentState, RunState, SessionState
+from klbench.session.state import RunState, SessionState
 
 EXPERIMENT_SCHEMA = "klbench.experiment/1"
 _PRESENT_INFO = ("mamba_radix_cache_strategy",)

@@ -1,4 +1,4 @@
-"""A run that is measured again to look further into it, and one after its code was edited: what still holds."""
+"""A run that is measured again to look further into it, one after its code was edited: what still holds."""
 
 from __future__ import annotations
 
