@@ -108,8 +108,7 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.text
             self.read(0.1)
-        while self.read(0.05):
-            pass
+        self.settle()
         return self.process.returncode
 
     def restored(self) -> bool:
