@@ -66,6 +66,9 @@ from klbench.session.state import RunState, SessionState
 
 EXPERIMENT_SCHEMA = "klbench.experiment/1"
 _PRESENT_INFO = ("mamba_radix_cache_strategy",)
+_MOST_TIMES = 3
+"""A busy machine may put the batches of every pass together otherwise: so many times the planned passes are
+made before that is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +231,7 @@ class _Work:
         passes = self._passes(self._server)
         match step.experiment:
             case "repeats":
-                again = [await passes.helper(self._helper, self._prompts) for _ in range(step.passes)]
-                first = most_alike([base, *again])
-                others = [part for part in (base, *again) if part is not first]
-                equally = [composed_equally(first, part) for part in others]
-                return read_repeats(first.columns, [part.columns for part in others], equally)
+                return await self._repeats(passes, base, step.passes)
             case "alone":
                 request = _first_divergent(base.columns)
                 alone = await passes.helper(self._helper, [self._prompts[request]])
@@ -257,6 +256,16 @@ class _Work:
             composed_equally=composed_equally(base, changed),
         )
 
+    async def _repeats(self, passes: Passes, base: Pass, planned: int) -> Outcome:
+        """The planned passes; more of them while no two had the same batches, where batches are seen."""
+        made = [base]
+        while len(made) <= planned or (len(made) <= _MOST_TIMES * planned and _none_alike(made)):
+            made.append(await passes.helper(self._helper, self._prompts))
+        first = most_alike(made)
+        others = [part for part in made if part is not first]
+        equally = [composed_equally(first, part) for part in others]
+        return read_repeats(first.columns, [part.columns for part in others], equally)
+
     async def _pad(self, passes: Passes, base: HelperColumns, target: PadTarget) -> Outcome:
         """All prompts padded to the residue, then to the one beside it."""
         beside = residue_beside(base, summarise(base), target)
@@ -276,6 +285,13 @@ class _Work:
         ]
         made = await passes.helper(self._helper, prompts)
         return PaddedPass(made.columns, residue, np.asarray(pads != UNREACHABLE))
+
+
+def _none_alike(made: Sequence[Pass]) -> bool:
+    """Whether the batches of each pass were seen, and no two passes had the same."""
+    first = most_alike(made)
+    alike = any(composed_equally(first, part) for part in made if part is not first)
+    return not alike and all(part.shapes is not None for part in made)
 
 
 def _together(outcomes: Sequence[Outcome]) -> Outcome:

@@ -49,6 +49,8 @@ class Client:
         self.wrong_lengths: Callable[[int], bool] = lambda hit: hit > 0
         self.cached: set[tuple[int, ...]] = set()
         self.forwards = self.generations = 0
+        self.with_others = 0
+        """In so many generations every forward holds foreign rows, each another number."""
 
     async def flush(self) -> None:
         self.cached.clear()
@@ -88,7 +90,9 @@ class Client:
 
     def _write(self, mode: str, requests: list[list[Any]]) -> None:
         self.forwards += 1
-        line = {"n": self.forwards, "mode": mode, "rows": sum(r[2] for r in requests), "requests": requests}
+        foreign = self.forwards if self.generations <= self.with_others else 0
+        rows = foreign + sum(r[2] for r in requests)
+        line = {"n": self.forwards, "mode": mode, "rows": rows, "requests": requests}
         with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -187,10 +191,25 @@ def test_other_bits_in_equal_batches_are_a_race(tmp_path: Path) -> None:
     assert result["outcome"] == "differs"
 
 
+@pytest.mark.parametrize(
+    ("with_others", "passes", "outcome"),
+    [(3, 5, "same_bits"), (7, 9, "same_bits"), (99, 15, "not_comparable")],
+)
+def test_repeats_go_on_until_two_had_the_same_batches_and_not_for_ever(
+    tmp_path: Path, with_others: int, passes: int, outcome: str
+) -> None:
+    lab = Lab(tmp_path)
+    lab.server.client.with_others = with_others
+    result = lab.make("repeats", helper="match")["repeats"]
+    assert (result["outcome"], result["values"]["passes"]) == (outcome, passes)
+
+
 def test_without_a_log_of_batches_no_bits_are_compared(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.server.control_dir = None
-    assert lab.make("repeats")["repeats"]["outcome"] == "not_comparable"
+    result = lab.make("repeats")["repeats"]
+    # More passes would be no better seen.
+    assert (result["outcome"], result["values"]["passes"]) == ("not_comparable", 5)
 
 
 def test_a_request_alone_that_still_diverges_does_not_need_its_batch(tmp_path: Path) -> None:
