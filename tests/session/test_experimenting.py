@@ -90,7 +90,7 @@ class Client:
 
     def _write(self, mode: str, requests: list[list[Any]]) -> None:
         self.forwards += 1
-        foreign = self.forwards if self.generations <= self.with_others else 0
+        foreign = self.forwards if 0 < self.generations <= self.with_others else 0
         rows = foreign + sum(r[2] for r in requests)
         line = {"n": self.forwards, "mode": mode, "rows": rows, "requests": requests}
         with self.log.open("a") as file:
