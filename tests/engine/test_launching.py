@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import sys
@@ -121,14 +122,18 @@ async def test_a_server_that_ends_says_its_own_error_and_the_next_step(start) ->
 
 
 async def test_a_start_that_hangs_says_what_it_was_doing(start) -> None:  # type: ignore[no-untyped-def]
-    error = await failure(start("[2026-11-29 19:19:14] Load weight begin. avail mem=17.23 GB"), 1)
+    process = start("[2026-11-29 19:19:14] Load weight begin. avail mem=17.23 GB")
+    async with asyncio.timeout(60):
+        while b"avail mem" not in process.spec.log.read_bytes():  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.01)
+    error = await failure(process, 0)
     assert isinstance(error, DeadlineError)
     assert "loading weights" in error.what
     assert "Load weight begin" in error.why
 
 
 async def test_a_start_that_says_nothing_says_that(start) -> None:  # type: ignore[no-untyped-def]
-    error = await failure(start(""), 1)
+    error = await failure(start(""), 0)
     assert isinstance(error, DeadlineError)
     assert "nothing at all" in error.why
 
