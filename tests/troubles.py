@@ -132,6 +132,8 @@ TROUBLES: dict[str, Trouble] = {
         "no progress and no way to cancel",
         (
             "engine/test_arms.py::test_progress_is_counted_from_the_servers_batch_lines",
+            "engine/test_what_is_seen.py::test_without_an_answer_about_its_load_no_server_is_given_up",
+            "engine/test_what_is_seen.py::test_a_server_that_counted_forwards_and_stops_is_given_up",
             "engine/test_server.py::test_a_cancelled_helper_leaves_nothing_running_on_the_server",
             "engine/test_client.py::test_a_cancelled_generation_is_aborted_on_the_server",
         ),
@@ -212,6 +214,9 @@ TROUBLES: dict[str, Trouble] = {
         "other clients on the server",
         (
             "session/test_attached_manners.py::test_others_on_the_server_and_retracted_requests_are_said",
+            "engine/test_others.py::"
+            "test_one_request_of_others_in_a_forward_of_ours_is_seen_however_few_of_ours_run",
+            "engine/test_others.py::test_counts_beyond_the_requests_of_an_arm_are_of_others",
             "engine/test_arms.py::test_the_load_is_told_to_whom_it_concerns",
             "insitu/test_composition.py::test_a_capture_in_other_batches_is_another_experiment",
         ),

@@ -26,7 +26,7 @@ from klbench.core.columns import ArmName, HelperColumns, HelperName
 from klbench.engine.answers import Generated
 from klbench.engine.client import ServerClient
 from klbench.engine.generation_arm import GenerationArm, Keep
-from klbench.engine.progress import ArmObserver, TokensDone, watch_arm
+from klbench.engine.progress import ArmObserver, Look, watch_arm
 from klbench.errors import UndecidedError
 
 Rids = Callable[[ArmName, int], str]
@@ -40,8 +40,8 @@ class ArmOptions:
     separator_ids: tuple[int, ...] | None = None
     routed_dp_rank: int | None = None
     vocab_size: int | None = None
-    tokens_done: Callable[[], TokensDone] | None = None
-    """Makes the counter of one arm's progress."""
+    look: Callable[[int], Look] | None = None
+    """Makes what looks at the server while one arm with so many requests runs on it."""
     flush: bool = True
     """False leaves the server's cache as it is: for prompts that this server has never seen. Scoring from
     the first token on uses no cache, and what each request of the generation arm found cached is said."""
@@ -103,6 +103,8 @@ class _Silent:
     def arm_progress(self, *_: object) -> None: ...
 
     def arm_stalled(self, *_: object) -> None: ...
+
+    def arm_unseen(self, *_: object) -> None: ...
 
     def arm_ended(self, *_: object) -> None: ...
 
@@ -248,7 +250,8 @@ class _Arms:
             rids=rids,
             routed_dp_rank=self._options.routed_dp_rank,
         )
-        answers = await _watched(work, arm, total, self._options.tokens_done, self._observe)
+        look = self._options.look(len(prompts)) if self._options.look is not None else None
+        answers = await _watched(work, arm, total, look, self._observe)
         elapsed_s = time.monotonic() - started
         for index, rid, answer in zip(prompts, rids, answers, strict=True):
             if answer.rid != rid:
@@ -272,14 +275,14 @@ async def _watched(
     work: Coroutine[Any, Any, list[Generated]],
     arm: ArmName,
     total: int,
-    make_counter: Callable[[], TokensDone] | None,
+    look: Look | None,
     observe: ArmObserver,
 ) -> list[Generated]:
     """Does the work of the arm while its progress is watched; what the watcher raises ends the work."""
-    if make_counter is None:
+    if look is None:
         return await work
     working = asyncio.create_task(work)
-    watcher = asyncio.create_task(watch_arm(arm, total, make_counter(), observe))
+    watcher = asyncio.create_task(watch_arm(arm, total, look, observe))
     try:
         await asyncio.wait([working, watcher], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

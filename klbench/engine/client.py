@@ -17,8 +17,9 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ _SHORT_S = 60.0
 _SHOWN_CHARACTERS = 2000
 _SHOWN_BODY_CHARACTERS = 300
 _SMALL_ANSWER_BYTES = 16 << 20
+_PREFILLED, _DECODED = "total_prefill_uncached_tokens", "decode_moments"
 _ENTRY_BYTES = 128
 """More than one logprob entry of an answer takes: `[-12.377435684204102, 151935, null], `, and its text."""
 
@@ -82,6 +84,8 @@ class Load:
     running: int
     queued: int
     used_tokens: int
+    computed_rows: int | None = None
+    """Rows of all forwards since it started, but for some decode steps; None where it counts none."""
 
 
 def _unheard(*_: object) -> None:
@@ -116,6 +120,8 @@ class ServerClient:
         self._keys = keys or Keys()
         self._on_call = on_call or _unheard
         self._keep_body = keep_body
+        self.answer_bytes = 0
+        """So many have come of the answers to `generate`."""
         # Generating takes as long as it takes; everything else sets its own limit.
         timeout = httpx.Timeout(None, connect=_CONNECT_S, pool=None)
         self._http = httpx.AsyncClient(
@@ -280,17 +286,26 @@ class ServerClient:
         """How busy the server is, or None where it does not say."""
         try:
             answer = await self._object("GET", "/v1/loads", quiet=quiet)
-        except ServerError:
+        except (ServerError, UndecidedError):
             return None
-        ranks = answer.get("loads")
-        if not isinstance(ranks, list):
+        listed = answer.get("loads")
+        ranks = [rank for rank in listed if isinstance(rank, dict)] if isinstance(listed, list) else []
+        if not ranks:
             return None
 
-        def total(name: str) -> int:
-            values = [rank.get(name) for rank in ranks if isinstance(rank, dict)]
-            return sum(int(value) for value in values if isinstance(value, int | float))
+        def total(values: Iterable[Any]) -> int:
+            return sum(int(value) for value in values if isinstance(value, int | float) and isfinite(value))
 
-        return Load(total("num_running_reqs"), total("num_waiting_reqs"), total("num_used_tokens"))
+        running, queued, used, prefilled = (
+            total(rank.get(name) for rank in ranks)
+            for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", _PREFILLED)
+        )
+        if not all(_PREFILLED in rank and _DECODED in rank for rank in ranks):
+            return Load(running, queued, used)
+        # Sums over its decode steps: how many, their rows, ...
+        moments = [rank[_DECODED] for rank in ranks]
+        decoded = total(sums[1] for sums in moments if isinstance(sums, list) and len(sums) > 1)
+        return Load(running, queued, used, prefilled + decoded)
 
     async def flush(self, *, wait_s: float = 30) -> None:
         """Empties the cache; the server waits up to `wait_s` for what is still running.
@@ -345,6 +360,11 @@ class ServerClient:
         if return_logprob and logprob_start_len >= 0:
             entries += sum(map(len, input_ids))
         stream = AnswerStream(len(input_ids))
+
+        def take(part: bytes) -> None:
+            self.answer_bytes += len(part)
+            stream.feed(part)
+
         try:
             status, answer = await self._call(
                 "POST",
@@ -352,7 +372,7 @@ class ServerClient:
                 body,
                 limit_s=None,
                 largest_bytes=_SMALL_ANSWER_BYTES + entries * _ENTRY_BYTES,
-                take=stream.feed,
+                take=take,
             )
         except asyncio.CancelledError:
             if rids is not None:

@@ -82,27 +82,30 @@ class _Line(msgspec.Struct):
     faults: tuple[str, ...] = ()
 
 
-def read_compositions(path: Path, nonce: str, passes: Collection[int]) -> list[Composition]:
+def read_compositions(
+    path: Path, nonce: str, passes: Collection[int], *, begin_bytes: int = 0
+) -> list[Composition]:
     """All logged forwards with a request of one of `passes`, in order. A last line that is not whole yet is
-    left out. Raises KlbenchError that names file and line."""
+    left out. `begin_bytes`: how long the log was before. Raises KlbenchError that names file and line."""
     wanted = frozenset(passes)
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise KlbenchError(f"{path} is too large to read", why=f"more than {_MAX_BYTES} bytes")
         return [
             composition
-            for composition in _lines(path, nonce)
+            for composition in _lines(path, nonce, begin_bytes)
             if any(part.rid is not None and part.rid.number in wanted for part in composition.parts)
         ]
     except OSError as error:
         raise KlbenchError(f"{path} cannot be read", why=str(error)) from error
 
 
-def _lines(path: Path, nonce: str) -> Iterator[Composition]:
+def _lines(path: Path, nonce: str, begin_bytes: int) -> Iterator[Composition]:
     decoder = msgspec.json.Decoder(_Line)
     latest: tuple[Part, ...] = ()
     faults: tuple[str, ...] = ()
     with path.open("rb") as file:
+        file.seek(begin_bytes)
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
                 return

@@ -21,7 +21,7 @@ from typing import Any
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.arms import ArmOptions, Rids, run_arms
 from klbench.engine.attached import AttachedControl, find_control
-from klbench.engine.client import Keys, Load, ServerClient
+from klbench.engine.client import Keys, ServerClient
 from klbench.engine.facts import (
     ServerFacts,
     compare_with_asked,
@@ -39,11 +39,12 @@ from klbench.engine.launching import (
     on_a_free_port,
     wait_ready,
 )
+from klbench.engine.others import Others
 from klbench.engine.path_map import SAME_PATHS, PathMap
 from klbench.engine.phases import kv_cache_dtype
 from klbench.engine.presence import Presence, wait_for_presences
 from klbench.engine.process import Ended, ServerProcess
-from klbench.engine.progress import ArmObserver, TokensDone, from_load, from_log
+from klbench.engine.progress import ArmObserver, Look, from_load, from_log, shows_batches
 from klbench.engine.target import Demo, Launch, LaunchOptions, Plan, plan_launch
 from klbench.engine.versions import doubt_about
 from klbench.errors import KlbenchError, UndecidedError
@@ -81,10 +82,11 @@ class Server:
         self.notes = tuple(notes)
         self.differs = compare_with_asked(plan.spec.arguments, info) if plan is not None else []
         self.foreign_requests = 0
-        """The most requests of others that were seen beside the latest helper's; attached servers alone."""
+        """The most requests of others that were seen beside the latest helper's: engine/others.py."""
         self.retracted_requests: set[int] = set()
         """The requests of the latest helper that the server retracted and computed again."""
-        self._busiest = 0
+        self._others = Others()
+        self._shows_prefill = False
         self._process = process
         self._attached = attached
         self.paths = paths
@@ -299,18 +301,23 @@ class Server:
             separator_ids=None if separator_ids is None else tuple(separator_ids),
             routed_dp_rank=0 if (self.facts.dp_size or 1) > 1 else None,
             vocab_size=self.facts.vocab_size,
-            tokens_done=self._tokens_done,
+            look=self._look,
             flush=flush,
             retracted=self.retracted_requests.add,
         )
 
-    def _tokens_done(self) -> TokensDone:
-        if self.log is not None:
-            return from_log(self.log, self.facts.decode_log_interval or 40)
-        return from_load(self.client, self._hear_load)
+    @property
+    def _forwards(self) -> Path | None:
+        """Our plugin's log of forwards, which its first rank writes."""
+        return self.control_dir / "forwards-0.jsonl" if self.control_dir is not None else None
 
-    def _hear_load(self, load: Load) -> None:
-        self._busiest = max(self._busiest, load.running + load.queued)
+    def _look(self, requests: int) -> Look:
+        if self.log is None:
+            others = self._others
+            return from_load(self.client, lambda load: others.hear(load, requests), forwards=self._forwards)
+        self._shows_prefill = self._shows_prefill or shows_batches(self.log)
+        interval = self.facts.decode_log_interval or 40
+        return from_log(self.log, interval, forwards=self._forwards, shows_prefill=self._shows_prefill)
 
     async def run_helper(
         self,
@@ -328,7 +335,7 @@ class Server:
         """Runs the helper's arms, without those that `earlier` has. An error of a server that died says how
         it died."""
         self.check_comparable()
-        self._busiest = 0
+        self._others, self.foreign_requests = Others(self._forwards, self.nonce, rids), 0
         self.retracted_requests.clear()
         weights = await self._weights()
         try:
@@ -346,8 +353,7 @@ class Server:
         except KlbenchError:
             await self.raise_if_dead()
             raise
-        finally:
-            self.foreign_requests = max(0, self._busiest - len(prompts))
+        self.foreign_requests = await self._others.most()
         if (now := await self._weights()) != weights:
             raise UndecidedError(
                 "the model's weights were replaced while the arms ran",

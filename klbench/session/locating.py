@@ -188,6 +188,8 @@ class ArmsAsProgress:
 
     def arm_stalled(self, *_: object) -> None: ...
 
+    def arm_unseen(self, *_: object) -> None: ...
+
     def arm_ended(self, arm: ArmName, elapsed_s: float) -> None:
         pass
 

@@ -85,6 +85,20 @@ class _ArmEvents:
             )
         )
 
+    def arm_unseen(self, arm: ArmName, why: str) -> None:
+        """Says it once in a session: it lies in the server, and the next arm is no better."""
+        what = "whether the server works on an arm cannot be seen"
+        if any(said.what == what for said in self._session.state.troubles):
+            return
+        self._session.emit(
+            ev.Trouble(
+                level="note",
+                what=what,
+                why=f"{why}; seen first in the {arm} arm of {self._helper}",
+                next="the arms go on until the server answers or ends; they can be cancelled",
+            )
+        )
+
     def arm_ended(self, arm: ArmName, elapsed_s: float) -> None:
         self._session.emit(ev.ArmEnded(run=self._run, helper=self._helper, arm=arm, elapsed_s=elapsed_s))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from klbench.engine.client import Keys, ServerClient, is_loopback
+from klbench.engine.client import Keys, Load, ServerClient, is_loopback
 from klbench.errors import ServerError, UndecidedError, UsageError
 
 Answer = tuple[int, bytes]
@@ -177,6 +177,25 @@ async def test_a_busy_server_is_not_flushed_silently(scripted: Scripted) -> None
             await client.flush()
     assert error.value.why == "Flush cache failed."
     assert scripted.asked[0][1] == "/flush_cache?timeout=30"
+
+
+async def test_the_load_is_what_the_server_counts_and_nothing_else(scripted: Scripted) -> None:
+    gauges = {"num_running_reqs": 3, "num_waiting_reqs": 4, "num_used_tokens": 50}
+    counted = gauges | {"total_prefill_uncached_tokens": 1000, "decode_moments": [10.0, 30.0, 5.0, 90.0]}
+    fresh = gauges | {"total_prefill_uncached_tokens": 8, "decode_moments": None}
+    async with scripted.client() as client:
+        for ranks, load in (
+            ([gauges], Load(3, 4, 50)),
+            ([counted, fresh], Load(6, 8, 100, computed_rows=1000 + 30 + 8)),
+            ([counted, gauges], Load(6, 8, 100)),
+            ([], None),
+            (["hostile", {"num_running_reqs": "many", "num_used_tokens": 1e999}], Load(0, 0, 0)),
+            ({"no": "list"}, None),
+        ):
+            scripted.says("/v1/loads", {"loads": ranks})
+            assert await client.load() == load
+        scripted.says("/v1/loads", b"no", status=403)
+        assert await client.load() is None
 
 
 async def test_older_servers_answer_under_older_names(scripted: Scripted) -> None:

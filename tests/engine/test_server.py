@@ -16,7 +16,7 @@ import pytest
 
 from klbench.core.columns import HELPERS
 from klbench.core.kl import helper_result, summarise
-from klbench.engine.client import Load
+from klbench.engine.capture_control import RequestIds
 from klbench.engine.launching import LaunchError
 from klbench.engine.prompts import load_prompts
 from klbench.engine.server import Server
@@ -158,7 +158,28 @@ async def test_a_cancelled_helper_leaves_nothing_running_on_the_server(server: S
     with pytest.raises(asyncio.CancelledError):
         await work
     await server.client.flush()
-    assert await server.client.load() == Load(running=0, queued=0, used_tokens=0)
+    load = await server.client.load()
+    assert load is not None
+    assert (load.running, load.queued, load.used_tokens) == (0, 0, 0)
+
+
+async def test_one_request_of_others_is_seen_in_the_batches_of_ours(server: Server) -> None:
+    assert server.nonce is not None
+    ids = RequestIds(server.nonce)
+
+    async def helper() -> int:
+        await server.run_helper("match", PROMPTS, max_new_tokens=4, rids=ids.next_pass(), flush=False)
+        return server.foreign_requests
+
+    assert await helper() == 0
+    other = asyncio.create_task(server.client.generate([[1, 2, 3]], max_new_tokens=7000, rids=["other"]))
+    while (load := await server.client.load()) is None or not load.running:
+        continue
+    try:
+        assert await helper() == 1
+    finally:
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
 
 
 async def test_an_error_of_the_server_is_shown_in_its_own_words(server: Server) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from klbench.cli.headless import Plan, execute
-from klbench.errors import ExitCode
+from klbench.errors import ExitCode, UndecidedError
 from klbench.session.folder import SessionFolder
 from klbench.session.reading import read_state
 from klbench.session.request import Options, StartRequest, Target
-from tests.session.fake_engine import Client, FakeBench
+from tests.session.fake_engine import Client, FakeBench, Server
 
 pytestmark = pytest.mark.faults
 
@@ -71,6 +71,24 @@ def test_what_changes_the_server_is_refused_read_only(tmp_path: Path, plan: Plan
     assert code == ExitCode.USAGE
     assert "read-only" in document["error"]["what"]
     assert "--readonly" in document["error"]["next"]
+
+
+def test_that_progress_cannot_be_seen_is_said_once_and_not_for_each_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def helper(*_: Any, observe: Any, **__: Any) -> Any:
+        observe.arm_unseen("generation", "its /v1/loads gives no answer")
+        observe.arm_unseen("scoring", "its /v1/loads gives no answer")
+        raise UndecidedError("this is all that the test wants")
+
+    monkeypatch.setattr(Server, "run_helper", helper)
+    start = StartRequest(target=Target(kind="demo", model="dense"), options=Options(samples=3))
+    run(tmp_path, start, Plan("run"))
+    state = read_state(SessionFolder(tmp_path / "session"))
+    (said,) = [one for one in state.troubles if "cannot be seen" in one.what]
+    assert (said.level, said.why) == (
+        "note", "its /v1/loads gives no answer; seen first in the generation arm of match",
+    )  # fmt: skip
 
 
 def test_others_on_the_server_and_retracted_requests_are_said(tmp_path: Path) -> None:
