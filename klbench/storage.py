@@ -1,18 +1,21 @@
-"""When a disk refuses: which system errors mean that, what to say, how much room there is.
+"""Files that may be anybody's, and disks that refuse: which errors mean that, what to say, what is free.
 
     klbench: cannot write /scratch/s/events.jsonl · No space left on device (0 B free) · free some space: ...
 
-Invariant: nothing heavy is imported, for every command needs it.
+Invariants: nothing heavy is imported, for every command needs it; a name that comes out of a file leads to a
+regular file in its own folder or nowhere.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
+from typing import IO
 
 from klbench.core.text import size
-from klbench.errors import UndecidedError
+from klbench.errors import UndecidedError, UsageError
 
 FLOOR_BYTES = 64 * 1024**2
 """Room that work leaves on a disk: others write there too, and a server without room for its log dies."""
@@ -58,9 +61,42 @@ def free_bytes(place: Path) -> int | None:
     return None
 
 
+def file_inside(folder: Path, name: str) -> Path:
+    """The file in `folder` that somebody's log names, with links followed; it need not be there.
+
+    Raises UsageError for one that lies outside, and for what is no regular file: a log from elsewhere must
+    not make us read other files, wait for a pipe or read a device without end.
+    """
+    try:
+        file = (folder / name).resolve()
+        inside = file.is_relative_to(folder.resolve())
+        special = inside and file.exists() and not file.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        # Too long, with a zero byte in it, or links in a circle.
+        raise UsageError(f"the session names no file: {name[:200]!r}", why=str(error)[:200]) from error
+    if not inside:
+        raise UsageError(f"the session names a file outside of itself: {name!r}")
+    if special:
+        raise UsageError(f"the session names what is no regular file: {name!r}")
+    return file
+
+
+def open_regular(file: Path) -> IO[bytes]:
+    """The file, open to be read. Raises OSError, also for what is no regular file; waits for no pipe."""
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(file))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
 def read_small(file: Path, most_bytes: int = 1024**2) -> bytes:
-    """The content of a file that is small wherever it is ours. Raises OSError, also for a larger one."""
-    with open(file, "rb") as source:
+    """The content of a file that is small wherever it is ours. Raises OSError, also for a larger one and for
+    what is no regular file."""
+    with open_regular(file) as source:
         content = source.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes", str(file))

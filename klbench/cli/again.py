@@ -13,7 +13,7 @@ from klbench.cli import headless
 from klbench.cli.failures import note
 from klbench.errors import UsageError
 from klbench.session.bench import make_work
-from klbench.session.bundle import find_session_or_bundle
+from klbench.session.bundle import find_session_or_bundle, is_unpacked
 from klbench.session.folder import SessionFolder
 from klbench.session.interruption import start_to_continue
 from klbench.session.liking import check_then, start_like
@@ -51,6 +51,8 @@ def run_again(session: Path, *, json_place: str | None) -> int:
     _check_options("name the target too for a new run in this session: --demo, --launch or --url")
     folder = SessionFolder(session.absolute())
     folder.read_session_file()
+    if is_unpacked(folder):
+        raise UsageError("a bundle can only be read", next=f"klbench run --like {session} repeats its run")
     start = start_to_continue(folder, read_state(folder))
     return headless.execute(
         start, headless.Plan("run"), session=session, json_place=json_place, make_work=make_work

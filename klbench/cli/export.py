@@ -24,8 +24,7 @@ from klbench.errors import ExitCode, UsageError
 def export(session: str, finding: int, to: Path | None, json_place: str | None) -> int:
     """Write the located origin as a folder: tensors, and a script that needs no server and no klbench."""
     from klbench.cli.failures import write_json
-    from klbench.engine.export import export_origin
-    from klbench.session.exporting import new_export_folder
+    from klbench.session.exporting import export_located
     from klbench.session.folder import check_writable_place, find_session
     from klbench.session.reading import read_state
 
@@ -34,16 +33,11 @@ def export(session: str, finding: int, to: Path | None, json_place: str | None) 
     located = read_state(folder).latest_located
     if located is None:
         raise UsageError("nothing was located in this session", next=f"klbench open {session}")
-    findings = located.result.get("findings") or []
-    if finding > len(findings):
-        raise UsageError(f"there is no finding {finding}", why=f"the session has {len(findings)}")
-    trace_dir = (located.result.get("capture") or {}).get("trace_dir")
-    target = to if to is not None else new_export_folder(folder.path / "exports")
-    if target.exists():
-        raise UsageError(f"{target} exists", next="name a new folder with --to")
     if to is not None:
+        if to.exists():
+            raise UsageError(f"{to} exists", next="name a new folder with --to")
         check_writable_place(to)
-    done = export_origin(findings[finding - 1], finding - 1, Path(str(trace_dir)), target)
+    done = export_located(folder, located, finding - 1, to)
     if json_place is not None:
         content = {"folder": str(done.folder), "restated": done.restated, "why_not": done.why_not or None}
         write_json(json_place, content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import cast
 from klbench.cli import table
 from klbench.cli.failures import note, write_json
 from klbench.engine.environment_report import environment_report
-from klbench.errors import ExitCode, KlbenchError
+from klbench.errors import ExitCode, KlbenchError, UsageError
 from klbench.session.bundle import bundle_file, write_bundle
 from klbench.session.folder import SessionFolder
 from klbench.session.reading import read_state
@@ -80,9 +81,10 @@ def _appendix(folder: SessionFolder, state: SessionState, redactor: Redactor) ->
 
 def _script(folder: SessionFolder) -> Path | None:
     """The newest exported operator script of a sane size."""
-    found = [
-        file
-        for file in folder.exports.rglob("*.py")
-        if file.is_file() and not file.is_symlink() and file.stat().st_size <= _MOST_SCRIPT_BYTES
-    ]
+    found = []
+    for file in folder.exports.rglob("*.py"):
+        with contextlib.suppress(UsageError):
+            script = folder.resolve(folder.relative(file))
+            if script.is_file() and script.stat().st_size <= _MOST_SCRIPT_BYTES:
+                found.append(script)
     return max(found, key=lambda file: os.stat(file).st_mtime, default=None)

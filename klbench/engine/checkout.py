@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,14 @@ _GIT_LIMIT_S = 20.0
 _MOST_FILES = 500
 _MOST_COMMITS = 50
 _LARGEST_FILE_BYTES = 8 << 20
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+"""Names of commits come out of logs: anything else could be an option of git's."""
+_NO_PROGRAMS = (
+    ("safe.bareRepository", "explicit"),
+    ("core.fsmonitor", "false"),
+    ("log.showSignature", "false"),
+)
+"""What a repository's own configuration must not make git run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +58,16 @@ async def read_checkout(package: Path) -> Checkout | None:
 
 async def commits_between(root: Path, before: str, after: str) -> list[str] | None:
     """The commits that `after` has and `before` has not, newest first; None where git cannot say."""
+    if not (_COMMIT.fullmatch(before) and _COMMIT.fullmatch(after)):
+        return None
     listed = await run_git(root, "log", f"-{_MOST_COMMITS}", "--format=%h %s", f"{before}..{after}", "--")
     return None if listed is None else [line for line in listed.split("\n") if line]
 
 
 async def files_between(root: Path, before: str, after: str) -> list[str] | None:
     """The files that differ between the two commits; None where git cannot say."""
+    if not (_COMMIT.fullmatch(before) and _COMMIT.fullmatch(after)):
+        return None
     listed = await run_git(root, "diff", "--name-only", "-z", "--no-ext-diff", before, after, "--")
     return None if listed is None else [name for name in listed.split("\0") if name][:_MOST_FILES]
 
@@ -70,10 +83,11 @@ def _hash(file: Path) -> str:
 
 async def run_git(place: Path, *arguments: str) -> str | None:
     """What git prints in `place`; None where it fails, is missing, or takes longer than 20 s."""
+    safely = [word for name, value in _NO_PROGRAMS for word in ("-c", f"{name}={value}")]
     try:
         process = await asyncio.create_subprocess_exec(
-            *("git", "-C", str(place), *arguments),
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            *("git", "-C", str(place), *safely, *arguments),
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

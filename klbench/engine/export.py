@@ -23,9 +23,10 @@ import msgspec
 from klbench.engine.confirm import replay_folder
 from klbench.engine.export_script import Restated, arms_script, replay_script, restated
 from klbench.engine.raw_tensors import RawTensor, read_raw, row_tensor, write_raw
-from klbench.engine.replay import decode_result
+from klbench.engine.replay import MAX_JSON_BYTES, decode_result
 from klbench.engine.ulp_rows import ORIGIN_ROWS
 from klbench.errors import UndecidedError
+from klbench.storage import file_inside, read_small
 
 # They become part of the script.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -42,8 +43,7 @@ class Export:
 
 def export_origin(finding: Mapping[str, Any], number: int, trace_dir: Path, folder: Path) -> Export:
     """Writes finding `number` of a trace into `folder` (new). Raises UndecidedError without tensors."""
-    name = f"*/kept-{finding.get('rank')}.safetensors"
-    kept = next(iter(sorted(replay_folder(trace_dir, number).glob(name))), None)
+    kept = _kept(replay_folder(trace_dir, number), finding.get("rank"))
     try:
         if kept is None:
             kind = finding.get("kind")
@@ -80,11 +80,21 @@ def export_origin(finding: Mapping[str, Any], number: int, trace_dir: Path, fold
     return Export(folder, done, why_not)
 
 
+def _kept(replays: Path, rank: object) -> Path | None:
+    """What the first of the replays kept of that rank. Raises UsageError for a link out of the folder."""
+    if not isinstance(rank, int):
+        return None
+    found = next(iter(sorted(replays.glob(f"*/kept-{rank}.safetensors"))), None)
+    return file_inside(replays, found.relative_to(replays).as_posix()) if found is not None else None
+
+
 def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[str, Any]]:
     """Inputs, weights and outputs of the operator that a replay blamed."""
-    result = decode_result(
-        kept.with_name(kept.name.replace("kept-", "replay-")).with_suffix(".json").read_bytes()
-    )
+    described = kept.with_suffix(".json").name.replace("kept-", "replay-")
+    try:
+        result = decode_result(read_small(file_inside(kept.parent, described), MAX_JSON_BYTES))
+    except OSError as error:
+        raise UndecidedError("what the replay wrote cannot be read", why=str(error)) from error
     number, operator = next(
         ((place, entry) for place, entry in enumerate(result.operators) if entry.module == module),
         (0, None),
@@ -93,7 +103,7 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
         reason = operator.reason if operator is not None else ""
         raise UndecidedError(f"{module} was not replayed", why=reason or "it was not called in the replay")
     content, metadata = read_raw(kept)
-    rows, _ = read_raw(kept.with_name(kept.name.replace("kept-", "rows-")))
+    rows, _ = read_raw(file_inside(kept.parent, kept.name.replace("kept-", "rows-")))
     tensors = {
         name.removeprefix(f"{number}/").replace("/", "."): tensor
         for name, tensor in content.items()
@@ -129,7 +139,7 @@ def _from_replay(kept: Path, module: str) -> tuple[dict[str, RawTensor], dict[st
 
 def _from_rows(trace_dir: Path, number: int, why: str) -> tuple[dict[str, RawTensor], dict[str, Any]]:
     """The recorded rows of both arms, where the operator was not called again."""
-    path = trace_dir / ORIGIN_ROWS
+    path = file_inside(trace_dir, ORIGIN_ROWS)
     if not trace_dir.is_dir():
         raise UndecidedError(
             "the trace of this origin is gone", why=f"there is no folder {trace_dir}", next="locate it again"

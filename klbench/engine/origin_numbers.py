@@ -18,6 +18,7 @@ from klbench.core.ulps import Elements, UlpDifference, compare_rows, elements_of
 from klbench.engine.raw_tensors import TAGS, read_raw
 from klbench.engine.ulp_rows import ORIGIN_ROWS
 from klbench.errors import UndecidedError
+from klbench.storage import file_inside
 
 _NAME = re.compile(r"(\d+)/((?:in|out)\..+)/a")
 _DTYPES = {tag: dtype for dtype, (tag, _) in TAGS.items()}
@@ -35,8 +36,8 @@ class OriginRows:
 
 
 def origin_numbers(trace_dir: Path, finding: int) -> tuple[OriginRows, ...]:
-    """The rows of one finding (counted from 0), outputs first. Raises UndecidedError where none were kept."""
-    path = trace_dir / ORIGIN_ROWS
+    """The rows of one finding (counted from 0), outputs first. Raises KlbenchError where none were kept."""
+    path = file_inside(trace_dir, ORIGIN_ROWS)
     if not path.exists():
         gone = not trace_dir.exists()
         raise UndecidedError(

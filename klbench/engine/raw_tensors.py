@@ -14,8 +14,11 @@ from math import prod
 from pathlib import Path
 
 from klbench.errors import UndecidedError
+from klbench.storage import read_small
 
 _MAX_HEADER_BYTES = 16 << 20
+_MAX_FILE_BYTES = 2 << 30
+"""Rows of a few operators, and what a replay may keep (64 MiB a rank)."""
 TAGS = {
     # torch's name: safetensors' name and bytes an element
     "float64": ("F64", 8),
@@ -52,9 +55,10 @@ def row_tensor(dtype: str, content: bytes) -> RawTensor:
 
 
 def read_raw(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """All tensors of a safetensors file and its metadata. Raises UndecidedError for a damaged one."""
+    """All tensors of a safetensors file and its metadata. Raises UndecidedError for a damaged one, and for
+    what is no regular file or larger than 2 GiB."""
     try:
-        content = path.read_bytes()
+        content = read_small(path, _MAX_FILE_BYTES)
         (length,) = struct.unpack("<Q", content[:8])
         if length > min(_MAX_HEADER_BYTES, len(content) - 8):
             raise ValueError("its header is longer than the file")

@@ -28,7 +28,7 @@ from klbench.errors import UndecidedError
 
 _RESULT_LIMIT_S = 60.0
 _POLL_S = 0.02
-_MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 _AT_ONCE = 64
 """Operators that one carrier's forward replays."""
 
@@ -158,7 +158,7 @@ async def _result(side: ServerSide, folder: Path, rank: int, carrier: str) -> _R
 def decode_result(content: bytes) -> _Result:
     """The checked content of a rank's result file. Raises UndecidedError."""
     try:
-        result = msgspec.json.decode(content[:_MAX_JSON_BYTES], type=_Result)
+        result = msgspec.json.decode(content[:MAX_JSON_BYTES], type=_Result)
         for operator in result.operators:
             _check(operator)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from klbench.engine.answers import Generated, Logprobs
 from klbench.engine.generation_arm import GenerationArm
-from klbench.session.columns import MAX_FILE_BYTES, UNREADABLE, opened_arrays
+from klbench.session.columns import UNREADABLE, read_arrays
 from klbench.session.folder import write_atomically
 
 FORMAT = 1
@@ -90,12 +89,8 @@ class _Note(msgspec.Struct):
 
 
 def _load(file: Path) -> SavedArm:
-    with zipfile.ZipFile(file) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > MAX_FILE_BYTES:
-            raise ValueError("larger than any arm")
-    with opened_arrays(file) as content:
-        note = msgspec.json.decode(content["note"].tobytes(), type=_Note)
-        arrays = {name: content[name] for name in _ARRAYS}
+    arrays = read_arrays(file, ("note", *_ARRAYS))
+    note = msgspec.json.decode(arrays.pop("note").tobytes(), type=_Note)
     if note.format != FORMAT:
         raise ValueError(f"format {note.format}")
     for name, dtype in _ARRAYS.items():

@@ -34,7 +34,7 @@ from klbench.errors import KlbenchError, UsageError
 from klbench.session.folder import SessionFolder, find_session
 from klbench.session.log import encode_line
 from klbench.session.redaction import Redactor
-from klbench.storage import read_small
+from klbench.storage import open_regular, read_small
 
 SCHEMA = "klbench.bundle/1"
 ENDING = ".klbench.zip"
@@ -100,8 +100,9 @@ def read_with_care(folder: SessionFolder) -> Iterator[None]:
 
 
 def is_unpacked(folder: SessionFolder) -> bool:
-    """Whether the session came out of a bundle: it can be read, and nothing else."""
-    return folder.path.parent == _place()
+    """Whether the session came out of a bundle, here or by another program: it can be read, and nothing
+    else."""
+    return folder.path.resolve().parent == _place().resolve() or (folder.path / "bundle.json").exists()
 
 
 def _place() -> Path:
@@ -153,7 +154,9 @@ def _parts(folder: SessionFolder) -> Iterator[tuple[str, Path]]:
     for file in candidates:
         name = file.relative_to(folder.path).as_posix()
         if _ALLOWED.fullmatch(name) and not file.is_symlink() and file.is_file():
-            yield name, file
+            # A link among the folders above it may lead elsewhere, too.
+            with contextlib.suppress(UsageError):
+                yield name, folder.resolve(name)
 
 
 def _check_size(parts: Sequence[tuple[str, Path]]) -> None:
@@ -170,10 +173,11 @@ def _check_size(parts: Sequence[tuple[str, Path]]) -> None:
 
 
 def _content(name: str, file: Path) -> bytes:
-    with open(file, "rb") as source:
+    with open_regular(file) as source:
         if name.startswith("server/"):
             source.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
-        return source.read()
+            return source.read(LOG_TAIL_BYTES)
+        return source.read(MAX_BYTES)
 
 
 def _redacted(name: str, content: bytes, redactor: Redactor) -> bytes | None:

@@ -12,7 +12,7 @@ import io
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +21,7 @@ import numpy as np
 from klbench.core.columns import HELPERS, HelperColumns
 from klbench.errors import UndecidedError
 from klbench.session.folder import write_atomically
+from klbench.storage import open_regular
 
 FORMAT = 1
 MAX_FILE_BYTES = 512 * 1024**2
@@ -58,13 +59,25 @@ UNREADABLE = (
 _ONE_AT_A_TIME = threading.Lock()
 
 
+def read_arrays(file: Path, names: Collection[str]) -> dict[str, Any]:
+    """The named arrays of an npz file. Raises one of UNREADABLE for what is no regular file, for one that
+    would unpack to too much, and where an array is missing."""
+    with open_regular(file) as source, opened_arrays(source) as arrays:
+        return {name: arrays[name] for name in names}
+
+
 @contextlib.contextmanager
-def opened_arrays(file: Path | IO[bytes]) -> Iterator[Any]:
-    """An npz file as numpy opens it, without pickles; one thread at a time.
+def opened_arrays(file: IO[bytes]) -> Iterator[Any]:
+    """An npz file as numpy opens it, without pickles; one thread at a time. Raises one of UNREADABLE, also
+    for a file that would unpack to more than MAX_FILE_BYTES.
 
     Each header is parsed by `ast.literal_eval`, which before Python 3.11.8 fails now and then with a
     SystemError where two threads are in it (python/cpython#106905).
     """
+    with zipfile.ZipFile(file) as packed:
+        if sum(entry.file_size for entry in packed.infolist()) > MAX_FILE_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_FILE_BYTES} bytes")
+    file.seek(0)
     with _ONE_AT_A_TIME, np.load(file, allow_pickle=False) as archive:
         yield archive
 
@@ -107,14 +120,10 @@ def without_prompts(content: bytes) -> bytes | None:
 
 
 def _load(file: Path) -> HelperColumns:
-    with zipfile.ZipFile(file) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > MAX_FILE_BYTES:
-            raise ValueError(f"it unpacks to more than {MAX_FILE_BYTES} bytes")
-    with opened_arrays(file) as archive:
-        if int(archive["format"]) != FORMAT:
-            raise ValueError(f"format {int(archive['format'])}; this klbench reads {FORMAT}")
-        helper = str(archive["helper"])
-        arrays: dict[str, Any] = {name: archive[name] for name in _TYPES}
+    arrays = read_arrays(file, ("format", "helper", *_TYPES))
+    form, helper = int(arrays.pop("format")), str(arrays.pop("helper"))
+    if form != FORMAT:
+        raise ValueError(f"format {form}; this klbench reads {FORMAT}")
     if helper not in HELPERS:
         raise ValueError(f"{helper!r} is no helper")
     for name, dtype in _TYPES.items():

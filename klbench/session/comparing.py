@@ -19,6 +19,7 @@ from klbench.core.before_after import HelperChange, compare_columns
 from klbench.core.columns import HELPERS
 from klbench.engine.checkout import commits_between, files_between
 from klbench.errors import ExitCode, KlbenchError, UndecidedError
+from klbench.session.bundle import is_unpacked
 from klbench.session.columns import load_columns
 from klbench.session.documents import helper_object, iso_time
 from klbench.session.folder import SessionFolder
@@ -148,7 +149,9 @@ async def compare(before: Side, after: Side, *, anyway: bool = False) -> dict[st
         "after": _side(after),
         "differs": any(part["differs"] for part in helpers.values()),
         "verdict": verdict(helpers),
-        "code": await code_change(before.server.code, after.server.code),
+        "code": await code_change(
+            before.server.code, after.server.code, is_here=not is_unpacked(after.folder)
+        ),
         "differing": found.settings | found.code,
         "helpers": helpers,
     }
@@ -248,15 +251,22 @@ def verdict(helpers: Mapping[str, Mapping[str, Any]]) -> str:
     return "same"
 
 
-async def code_change(before: CodeState | None, after: CodeState | None) -> dict[str, Any] | None:
-    """What changed in sglang's checkout: commits and files; None where one of the two is no checkout."""
+async def code_change(
+    before: CodeState | None, after: CodeState | None, *, is_here: bool = True
+) -> dict[str, Any] | None:
+    """What changed in sglang's checkout: commits and files; None where one of the two is no checkout.
+
+    `is_here`: the later one lies on this machine, and git may be asked in it; not so where a bundle names it.
+    """
     if before is None or after is None:
         return None
     root = Path(after.root)
     commits: list[str] | None = []
     files: list[str] | None = []
     removed: list[str] | None = []
-    if before.commit != after.commit:
+    if before.commit != after.commit and not is_here:
+        commits = files = removed = None
+    elif before.commit != after.commit:
         commits = await commits_between(root, before.commit, after.commit)
         removed = await commits_between(root, after.commit, before.commit)
         files = await files_between(root, before.commit, after.commit)

@@ -16,7 +16,7 @@ import msgspec
 from klbench.core.columns import ArmName, HelperName
 from klbench.engine.generation_arm import GenerationArm
 from klbench.engine.prompts import PromptSet, read_prompt_file
-from klbench.errors import KlbenchError, UndecidedError
+from klbench.errors import KlbenchError, UndecidedError, UsageError
 from klbench.session.arm_file import arm_file, load_arm
 from klbench.session.folder import SessionFolder, write_atomically
 from klbench.session.interruption import Interrupted
@@ -57,7 +57,10 @@ def saved_generation(
     folder: SessionFolder, run: RunState, helper: HelperName, facts: Mapping[str, Any]
 ) -> tuple[GenerationArm | None, list[str]]:
     """The generation arm that need not be repeated, and else the names of the facts that forbid it."""
-    saved = load_arm(arm_file(folder.runs, run.number, helper))
+    try:
+        saved = load_arm(folder.resolve(folder.relative(arm_file(folder.runs, run.number, helper))))
+    except UsageError:
+        return None, []
     if saved is None or saved.prompts_sha256 != run.prompts.get("sha256"):
         return None, []
     differing = differing_facts(saved.made_on, facts)

@@ -31,7 +31,7 @@ from klbench import paths
 from klbench.errors import UsageError
 from klbench.session.events import SCHEMA
 from klbench.session.lock import Lock, held, read_lock
-from klbench.storage import read_small
+from klbench.storage import file_inside, read_small
 
 
 class SessionFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,12 +98,9 @@ class SessionFolder:
             return str(file)
 
     def resolve(self, name: str) -> Path:
-        """The file that an event names. Raises UsageError for one that leaves the session: a log from
-        elsewhere must not make us read other files."""
-        file = (self.path / name).resolve()
-        if not file.is_relative_to(self.path.resolve()):
-            raise UsageError(f"the session names a file outside of itself: {name!r}")
-        return file
+        """The file that an event names, the only way from a name in a log to a file. Raises UsageError for
+        one that leaves the session, whose own server's log lies in it too, and for a pipe or a device."""
+        return file_inside(self.path, name)
 
     def read_session_file(self) -> SessionFile:
         """session.json; raises UsageError when this is no session or one of a version unknown to us."""

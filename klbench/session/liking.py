@@ -10,6 +10,7 @@ import msgspec
 
 from klbench.errors import UndecidedError
 from klbench.session import events as ev
+from klbench.session.bundle import is_unpacked
 from klbench.session.columns import load_columns
 from klbench.session.comparing import Side, side_of
 from klbench.session.continuing import recorded_prompts_file
@@ -24,7 +25,8 @@ def start_like(folder: SessionFolder) -> tuple[StartRequest, Side]:
     """The request that repeats the session's latest measured run, and that run to compare with.
 
     Prompts are the recorded ones where they came from a file or from LongBench, whose choice is not the same
-    twice; seeded ones are made again. Raises KlbenchError for a session that cannot be repeated.
+    twice; seeded ones are made again. Of a bundle no path of the machine that it comes from is taken over.
+    Raises KlbenchError for a session that cannot be repeated.
     """
     state = read_state(folder)
     side = side_of(folder, state)
@@ -33,6 +35,14 @@ def start_like(folder: SessionFolder) -> tuple[StartRequest, Side]:
     file = recorded_prompts_file(folder, side.run)
     if options.prompts is not None and file is not None:
         options = msgspec.structs.replace(options, prompts=str(file))
+    elif is_unpacked(folder) and options.prompts not in (None, "longbench"):
+        raise UndecidedError(
+            "the run of this bundle cannot be repeated",
+            why="its prompts came from a file, and the bundle does not hold them",
+            next="klbench run with the same options and --prompts FILE",
+        )
+    if is_unpacked(folder):
+        options = msgspec.structs.replace(options, server_python=None, trace_dir=None, path_maps=())
     options = msgspec.structs.replace(options, helpers=tuple(helper.helper for helper in side.run.helpers))
     return msgspec.structs.replace(start, options=options), side
 

@@ -246,6 +246,9 @@ class DoingApp(OneKey):
         here = screen.place if isinstance(screen, WorkScreen) else ""
         texts = handing_over.documents(self.model, here, getattr(screen, "call", ""))
         by_name = {document.name: document for document in texts}
+        if not texts:
+            self.say("There is nothing to open: what the session names lies outside of it.", "warning")
+            return
 
         def answered(answer: str | None) -> None:
             if answer:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 from textual.message import Message
 
+from klbench.errors import UsageError
 from klbench.session.folder import SessionFolder
 from klbench.session.log import LogTail
 from klbench.session.reading import find_runner
 from klbench.session.state import SessionState, without_runner
 from klbench.tui.messages import SessionChanged
-from klbench.tui.server_log import ServerLog, log_path
+from klbench.tui.server_log import ServerLog, clean_line
 
 STEP_S = 0.25
 """The screen changes at most four times a second, whatever the server does."""
@@ -36,6 +37,8 @@ class SessionFollower:
         self._folded = SessionState()
         self._live = False
         self._log: ServerLog | None = None
+        self._log_name: str | None = None
+        """As the event log has it; None before a server was started."""
         self._steps = 0
 
     async def run(self) -> None:
@@ -63,12 +66,14 @@ class SessionFollower:
         name = self._folded.server.log
         if not name:
             return [], False
-        path = log_path(self._folder.path, name)
-        fresh = self._log is None or self._log.path != path
-        if self._log is None or self._log.path != path:
-            replaced = self._log is not None
-            self._log = ServerLog(path)
-        else:
-            replaced = False
+        fresh, replaced = name != self._log_name, self._log_name is not None
+        if fresh:
+            self._log_name, self._log = name, None
+            try:
+                self._log = ServerLog(self._folder.resolve(name))
+            except UsageError as error:
+                return [clean_line(f"[the server's log is not read: {error.what}]")], replaced
+        if self._log is None:
+            return [], False
         lines, restarted = self._log.read()
         return lines, restarted or (fresh and replaced)

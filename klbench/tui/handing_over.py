@@ -5,8 +5,8 @@
 
 Invariants: a pager gets no character of a server that a terminal would obey, it reads a copy in which they
 are spelled out; copies lie in a private folder and end with the program; only the newest report of a session
-that may be changed is edited in place. While the program runs, the workbench draws nothing and goes on
-following.
+that may be changed is edited in place; no name in the session's log leads out of the session. While the
+program runs, the workbench draws nothing and goes on following.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from textual.app import App, SuspendNotSupported
 
@@ -31,8 +31,9 @@ from klbench.errors import KlbenchError, UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder
 from klbench.session.log import each_entry
+from klbench.storage import open_regular
 from klbench.tui.model import Model
-from klbench.tui.server_log import clean_line, log_path
+from klbench.tui.server_log import clean_line
 
 MOST_COPIED_BYTES = 256 * 1024 * 1024
 """Of a server's log, from its end: making it readable takes about a second per 100 MB."""
@@ -62,25 +63,28 @@ def documents(model: Model, place: str, call: str = "") -> list[Document]:
     folder, state = model.folder, model.state
     if folder is None:
         return []
-    found = []
-    if (kept := re.search(r"\bcalls/([0-9a-f]{16}\.json)", call)) is not None:
-        found.append(Document("body", "the body of this call", folder.path / "calls" / kept[1]))
-    if state.server.log:
-        found.append(Document("log", "the server's log", log_path(folder.path, state.server.log)))
-    if state.calls:
-        found.append(Document("commands", "the command log", folder.events))
-    if (report := _newest_report(model, folder)) is not None:
-        found.append(Document("report", "the newest report", report))
+    kept = re.search(r"\bcalls/[0-9a-f]{16}\.json", call)
+    reports = [name for name in state.reports if name.endswith(".md")]
+    named = [
+        ("body", "the body of this call", [kept[0]] if kept is not None else []),
+        ("log", "the server's log", [state.server.log] if state.server.log else []),
+        ("commands", "the command log", [folder.events.name] if state.calls else []),
+        ("report", "the newest report", reports),
+    ]
+    found = [
+        Document(name, title, file)
+        for name, title, files in named
+        if (file := _newest(folder, files)) is not None
+    ]
     first = place if place in ("log", "commands") else "report"
     return sorted(found, key=lambda document: (document.name != "body", document.name != first))
 
 
-def _newest_report(model: Model, folder: SessionFolder) -> Path | None:
-    for name in reversed(model.state.reports):
-        if name.endswith(".md"):
-            with contextlib.suppress(UsageError):
-                # What was unpacked from a bundle must not make us read other files.
-                return folder.resolve(name) if model.readable_only else folder.path / name
+def _newest(folder: SessionFolder, names: Sequence[str]) -> Path | None:
+    """The last of the files that lies in the session."""
+    for name in reversed(names):
+        with contextlib.suppress(UsageError):
+            return folder.resolve(name)
     return None
 
 
@@ -127,18 +131,16 @@ def _lines(document: Document) -> Iterator[str]:
     if document.name == "commands":
         yield from _calls(document.file)
         return
-    with open(document.file, "rb") as file:
-        skipped = max(os.fstat(file.fileno()).st_size - MOST_COPIED_BYTES, 0)
+    with open_regular(document.file) as file:
+        ends_at = os.fstat(file.fileno()).st_size
+        skipped = max(ends_at - MOST_COPIED_BYTES, 0)
         if skipped:
             yield f"[the first {size(skipped)} are left out: {document.file} has them]"
             file.seek(skipped)
             file.readline(_PIECE_BYTES)
-        yield from _clean_lines(file)
-
-
-def _clean_lines(file: IO[bytes]) -> Iterator[str]:
-    while piece := file.readline(_PIECE_BYTES):
-        yield clean_line(piece.decode("utf-8", errors="replace").rstrip("\n"), most=None)
+        # No further than it was: a server that goes on writing has no end.
+        while file.tell() < ends_at and (piece := file.readline(_PIECE_BYTES)):
+            yield clean_line(piece.decode("utf-8", errors="replace").rstrip("\n"), most=None)
 
 
 def _calls(events: Path) -> Iterator[str]:
@@ -160,14 +162,14 @@ async def hand_over(app: App[Any], command: list[str]) -> str:
     failed: OSError | None = None
     try:
         with _deaf_to_keys(), app.batch_update(), app.suspend():
+            began = time.monotonic()  # changing hands is not the program's time
             try:
                 code = await _run(command)
-            began = time.monotonic()  # changing hands is not the program's time
             except OSError as error:  # raised on, it would leave the workbench without its terminal
                 failed = error
+            took_s = time.monotonic() - began
     except SuspendNotSupported as error:
         raise UndecidedError(
-            took_s = time.monotonic() - began
             "this terminal cannot be given to another program",
             why="the workbench runs in a browser or without a terminal",
             next="open the file itself: its folder is the session's",

@@ -20,6 +20,7 @@ from klbench.errors import KlbenchError, UndecidedError
 from klbench.session.columns import load_columns
 from klbench.session.folder import SessionFolder
 from klbench.session.state import HelperState
+from klbench.storage import read_small
 
 _MAX_TEXTS_BYTES = 64 * 1024 * 1024
 
@@ -97,9 +98,7 @@ def load_measurement(folder: SessionFolder, run: int, helper: HelperState) -> Me
 def load_texts(path: Path) -> dict[int, str]:
     """Token texts from their JSON file; entries that are no text are left out. Raises UndecidedError."""
     try:
-        if path.stat().st_size > _MAX_TEXTS_BYTES:
-            raise ValueError("the file is too large")
-        loaded = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        loaded = json.loads(read_small(path, _MAX_TEXTS_BYTES).decode("utf-8", errors="replace"))
         items = loaded.items() if isinstance(loaded, dict) else ()
         return {
             int(key): value for key, value in items if isinstance(value, str) and key.lstrip("-").isdigit()

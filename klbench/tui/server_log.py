@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from klbench.core.text import visible
+from klbench.storage import open_regular
 
 FIRST_BYTES = 2 * 1024 * 1024
 """How much of an existing log is read when it is opened: its end is what matters."""
@@ -37,11 +38,6 @@ def clean_line(line: str, *, most: int | None = MAX_LINE_CHARACTERS) -> str:
     return visible(line)
 
 
-def log_path(session: Path, name: str) -> Path:
-    """The file of the log that a session names: in its folder, or elsewhere where it says so."""
-    return Path(name) if Path(name).is_absolute() else session / name
-
-
 class ServerLog:
     """Reads one log file. `read` gives the lines that were completed since the last call."""
 
@@ -67,7 +63,7 @@ class ServerLog:
             self._inode = status.st_ino
             if status.st_size == self._offset:
                 return [], restarted
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset)
                 data = file.read(FIRST_BYTES if cut or self._offset == 0 else STEP_BYTES)
         except OSError:

@@ -47,10 +47,37 @@ async def test_commits_and_files_between_two_commits_are_named(package):
     (package / "norm.py").write_text("a = 2\n")
     git(package, "commit", "-q", "-a", "-m", "Fix the norm")
     root = (await read_checkout(package)).root
-    (commit,) = await commits_between(root, before, "HEAD")
+    after = git(package, "rev-parse", "HEAD")
+    (commit,) = await commits_between(root, before, after)
     assert commit.endswith(" Fix the norm")
-    assert await files_between(root, before, "HEAD") == ["python/sglang/norm.py"]
-    assert await commits_between(root, "0" * 40, "HEAD") is None
+    assert await files_between(root, before, after) == ["python/sglang/norm.py"]
+    assert await commits_between(root, "0" * 40, after) is None
+
+
+async def test_a_commit_of_a_log_is_never_an_option_of_git(package):
+    root, head = (await read_checkout(package)).root, git(package, "rev-parse", "HEAD")
+    option = f"--output={package}/written"
+    assert await files_between(root, option, head) is None
+    assert await files_between(root, head, option) is None
+    assert await commits_between(root, option, head) is None
+    assert not list(package.glob("written*"))
+
+
+async def test_what_a_repository_configures_is_not_run(package):
+    before = git(package, "rev-parse", "HEAD")
+    (package / "norm.py").write_text("a = 2\n")
+    git(package, "commit", "-q", "-a", "-m", "Fix the norm")
+    root, after = (await read_checkout(package)).root, git(package, "rev-parse", "HEAD")
+    run = package.parent / "run"
+    run.write_text(f"#!/bin/sh\ntouch {package}/ran\n")
+    run.chmod(0o700)
+    for name, value in (("core.fsmonitor", str(run)), ("diff.external", str(run)), ("gpg.program", str(run))):
+        git(package, "config", name, value)
+    git(package, "config", "log.showSignature", "true")
+    assert await commits_between(root, before, after)
+    assert await files_between(root, before, after) == ["python/sglang/norm.py"]
+    await read_checkout(package)
+    assert not (package / "ran").exists()
 
 
 async def test_a_package_that_git_does_not_track_has_no_checkout(package):

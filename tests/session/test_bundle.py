@@ -17,7 +17,7 @@ from klbench.cli import main
 from klbench.cli.headless import Plan, execute
 from klbench.errors import ExitCode, KlbenchError, UsageError
 from klbench.session import bundle as bundles
-from klbench.session.bundle import find_session_or_bundle, open_bundle, write_bundle
+from klbench.session.bundle import find_session_or_bundle, is_unpacked, open_bundle, write_bundle
 from klbench.session.columns import load_columns, without_prompts
 from klbench.session.folder import SessionFolder
 from klbench.session.log import read_log
@@ -73,6 +73,18 @@ def test_the_commands_take_a_bundle_for_a_session(session, tmp_path, capsys):
     assert "diverged" in capsys.readouterr().out
     assert main(["compare", str(session.path), file]) == 0
     assert main(["open", "--continue", file]) == ExitCode.USAGE
+
+
+def test_what_was_unpacked_starts_no_server_of_a_strangers_choice(session, tmp_path, capsys):
+    by_us = open_bundle(bundled(session, tmp_path))
+    by_hand = tmp_path / "by-hand"
+    with zipfile.ZipFile(tmp_path / "one.klbench.zip") as archive:
+        archive.extractall(by_hand)
+    for folder in (by_us.path, by_us.path.parent / ".." / "bundles" / by_us.name, by_hand):
+        assert main(["open", "--continue", str(folder)]) == ExitCode.USAGE
+        assert main(["run", "--session", str(folder)]) == ExitCode.USAGE
+        assert capsys.readouterr().err.count("a bundle can only be read") == 2
+    assert not is_unpacked(session)
 
 
 def test_report_makes_the_bundle(session, tmp_path, capsys):
@@ -222,6 +234,13 @@ def test_only_regular_files_of_the_session_travel(session, tmp_path):
     with zipfile.ZipFile(bundled(session, tmp_path)) as archive:
         assert "runs/linked.npz" not in archive.namelist()
     assert without_prompts(io.BytesIO(b"no npz").getvalue()) is None
+
+
+def test_columns_that_unpack_to_too_much_are_left_out_of_a_redacted_bundle(session, monkeypatch):
+    content = next(session.runs.glob("*-match.npz")).read_bytes()
+    assert without_prompts(content) is not None
+    monkeypatch.setattr("klbench.session.columns.MAX_FILE_BYTES", 100)
+    assert without_prompts(content) is None
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,33 @@ def test_an_event_cannot_name_a_file_outside_of_its_session(tmp_path):
     assert folder.resolve("runs/1.npz") == folder.runs / "1.npz"
 
 
+@pytest.mark.parametrize(
+    "name", ["", ".", "runs", "runs/pipe", "runs/circle", "a\0b", "x" * 5000, "x/" * 5000]
+)
+def test_a_name_that_is_no_files_is_refused_in_words(name):
+    folder = a_session()
+    os.mkfifo(folder.runs / "pipe")
+    (folder.runs / "circle").symlink_to("circle")
+    with pytest.raises(UsageError, match=r"no regular file|names no file"):
+        folder.resolve(name)
+
+
+def test_a_pipe_in_the_place_of_a_small_file_is_not_waited_for(monkeypatch):
+    folder = a_session()
+
+    def waits(file, *_args):
+        raise AssertionError(f"{file} would be waited for")
+
+    # What opens a file without asking what it is.
+    monkeypatch.setattr("builtins.open", waits)
+    for file in (folder.lock_file, folder.path / "session.json"):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    assert folder.read_lock() is None
+    with pytest.raises(UsageError, match="cannot read"):
+        folder.read_session_file()
+
+
 def test_a_session_is_found_by_path_by_name_and_by_the_beginning_of_its_name():
     folder = a_session("one")
     assert find_session(str(folder.path)).path == folder.path

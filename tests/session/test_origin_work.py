@@ -18,7 +18,7 @@ from klbench.session import commands as cmd
 from klbench.session import events as ev
 from klbench.session.bench import Bench
 from klbench.session.exporting import export_located, finding_of, new_export_folder, trace_dir_of
-from klbench.session.folder import make_session
+from klbench.session.folder import SessionFolder, make_session
 from klbench.session.log import Entry
 from klbench.session.replayable import check_can_replay
 from klbench.session.replaying import located_to_replay
@@ -69,11 +69,11 @@ def located(result: dict) -> SessionState:
 
 
 @pytest.mark.parametrize("result", [{}, {"findings": "x"}, {"findings": [3]}, {"findings": []}])
-def test_a_finding_that_is_not_there_is_refused(result: dict) -> None:
+def test_a_finding_that_is_not_there_is_refused(tmp_path: Path, result: dict) -> None:
     with pytest.raises(UsageError):
         finding_of(located(result).latest_located, 0)
     with pytest.raises(UsageError):
-        trace_dir_of(located(result).latest_located)
+        trace_dir_of(SessionFolder(tmp_path), located(result).latest_located)
 
 
 def test_only_an_operator_of_its_inputs_alone_can_be_replayed() -> None:
@@ -166,12 +166,12 @@ def test_an_operator_is_located_replayed_exported_and_predicted_on_a_real_server
     assert min(table["changed_M"]) == 64
     assert max(table["arms_M"]) >= 64 > min(table["arms_M"])
 
-    rows = origin_numbers(trace_dir_of(found), 0)
+    rows = origin_numbers(trace_dir_of(folder, found), 0)
     outputs = [part for part in rows if part.name.startswith("out.")]
     assert max(part.difference.max_ulps for part in outputs) == finding["ulp_max"]
     assert all(not part.difference.differing for part in rows if part.name.startswith("in."))
 
-    done = export_located(folder.path, found, 0)
+    done = export_located(folder, found, 0)
     shown = subprocess.run(
         [sys.executable, "show.py"], cwd=done.folder, capture_output=True, text=True, check=False
     )

@@ -256,3 +256,20 @@ def test_a_log_that_is_too_large_is_copied_from_its_end_and_says_so(tmp_path, mo
     assert str(log) in first
     assert rest == ["line 97", "line 98", "line 99"]
     assert stat.S_IMODE(copy.stat().st_mode) == 0o400
+
+
+def test_a_log_that_grows_as_fast_as_it_is_copied_has_an_end(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("".join(f"line {number}\n" for number in range(10)))
+    (tmp_path / "copy").mkdir()
+    copied = []
+
+    def grow(line: str) -> str:
+        copied.append(line)
+        if len(copied) < 1000:
+            with open(log, "a") as file:
+                file.write("one more\n")
+        return line
+
+    write_copy(Document("log", "the server's log", log), tmp_path / "copy", grow)
+    assert copied == [f"line {number}" for number in range(10)]

@@ -198,14 +198,14 @@ class OriginScreen(WorkScreen):
 
     def do_numbers(self) -> None:
         """Read the rows that the capture kept."""
-        found, number = self.located, self.finding
-        if found is None:
+        found, number, folder = self.located, self.finding, self.model.folder
+        if found is None or folder is None:
             return
 
         def read() -> None:
             try:
                 finding = finding_of(found, number)
-                rows = origin_numbers(trace_dir_of(found), number)
+                rows = origin_numbers(trace_dir_of(folder, found), number)
             except KlbenchError as error:
                 self.post_message(Failed(error))
             else:
@@ -227,7 +227,7 @@ class OriginScreen(WorkScreen):
 
         def write() -> None:
             try:
-                self.post_message(self.Exported(export_located(folder.path, found, number)))
+                self.post_message(self.Exported(export_located(folder, found, number)))
             except KlbenchError as error:
                 self.post_message(Failed(error))
             except OSError as error:
