@@ -89,8 +89,8 @@ _STEPS: dict[str, str] = {
 }
 _WORDS: dict[str, str] = {
     "equal_m": "compare the same token as decode and as a one-token extend on the same cached prefix: the "
-    "row "
-    "counts are equal, so what still differs is state and not rounding",
+    "row counts are equal, so what still differs is another function, or kernels that divide the keys in two "
+    "ways",
     "wide_restore": "restore the same prefixes with a longer prompt behind them, so that the extend has "
     "many rows: "
     "a wrong restore still shows, arithmetic of few rows does not",

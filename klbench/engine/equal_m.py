@@ -28,6 +28,15 @@ from klbench.engine.traces import read_trace
 from klbench.errors import KlbenchError, UndecidedError
 
 CODE = "equal_m"
+MEANS = {
+    ("same_bits", True): "the same bits. Decode computes the same function there: the row count matters.",
+    ("same_bits", False): "the same bits. What differs in the run needs more rows, or other ones beside it.",
+    ("differs", True): "other bits. It is not the number of rows: decode and an extend go over the same keys "
+    "or state in two ways. Where both are one function that only rounds otherwise, that is condition 1, else "
+    "condition 2.",
+    ("differs", False): "other bits. It is not the number of rows: decode computes otherwise than an extend.",
+}
+"""What the comparison says, by its outcome and whether the operator reads state."""
 _CAP_BYTES = 1 << 30
 _FLOOR_BYTES = 1 << 30
 
@@ -153,13 +162,8 @@ def _read(trace: Trace, request: int, finding: Finding, row: int) -> Evidence:
         f"Row {row} as decode and as a one-token extend on the same cached prefix, both with {decode_m} row"
     )
     values |= {"stateful": stateful}
-    if output == Status.EQUAL:
-        text = f"{said}: the same bits. Decode computes the same function there: the row count matters."
-        if not stateful:
-            text = f"{said}: the same bits. What differs in the run needs more rows, or other ones beside it."
-        return Evidence(CODE, text, {**values, "outcome": "same_bits"})
-    text = f"{said}: other bits. The row count is not the cause: decode computes otherwise than an extend."
-    return Evidence(CODE, text, {**values, "outcome": "differs"})
+    outcome = "same_bits" if output == Status.EQUAL else "differs"
+    return Evidence(CODE, f"{said}: {MEANS[outcome, stateful]}", {**values, "outcome": outcome})
 
 
 def _not_possible(why: str, values: dict[str, Any] | None = None) -> Evidence:

@@ -34,6 +34,20 @@ def finding(kind: str, module: str, *evidence: dict[str, Any], **changed: Any) -
     }
 
 
+def test_rounding_that_shows_with_one_row_too_is_told_from_the_number_of_rows() -> None:
+    """Condition 1 stands beside "It is not the number of rows": the same sum, divided otherwise."""
+    rounding = fact("attention_reference", verdict="rounding")
+    condition, why, certain = condition_of_finding(
+        finding("operator", ATTENTION, rounding, fact("equal_m", outcome="differs", stateful=True))
+    )
+    assert (condition, certain) == (ONE, True)
+    assert why.startswith(f"{ATTENTION}: attention_reference; with one row in both forwards")
+    assert why.endswith("how decode and an extend divide the keys, not how many rows there are")
+    for more in ([], [fact("equal_m", outcome="same_bits", stateful=True)]):
+        _, usual, _ = condition_of_finding(finding("operator", ATTENTION, rounding, *more))
+        assert usual == f"{ATTENTION}: attention_reference"
+
+
 @pytest.mark.parametrize(
     ("found", "condition", "certain"),
     [
