@@ -21,8 +21,11 @@ from klbench.session.reading import read_state
 
 # What may be said anew: none of it changes a number.
 _FREE = frozenset(
-    {"session", "like", "same_verdict", "json_place", "notify", "keep_idle", "yes_flush", "launch_timeout"}
-)
+    {
+        "session", "like", "same_verdict", "json_place", "notify", "keep_idle", "yes_flush", "yes_capture",
+        "launch_timeout",
+    }
+)  # fmt: skip
 
 
 def _check_options(instead: str) -> None:
@@ -77,6 +80,7 @@ def run_like(
     ours = msgspec.structs.replace(
         start.options,
         yes_flush=options["yes_flush"] or start.options.yes_flush,
+        yes_capture=options["yes_capture"] or start.options.yes_capture,
         notify=options["notify"],
         keep_idle_s=options["keep_idle"],
         launch_timeout_s=options["launch_timeout"],

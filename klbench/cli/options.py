@@ -200,6 +200,11 @@ common_options = _apply(
         path_map_option,
         click.option("--yes-flush", is_flag=True, help="Agree that an attached server's cache is flushed."),
         click.option(
+            "--yes-capture",
+            is_flag=True,
+            help="Agree that a capture writes more than 10 GiB, or more than a quarter of what is free.",
+        ),
+        click.option(
             "--readonly", is_flag=True, help="Attach without flush, capture or dump: fresh prompts only."
         ),
         click.option(
@@ -252,6 +257,7 @@ def build_request(
             backend=options.get("backend"),
             path_maps=_path_maps(options["path_maps"]),
             yes_flush=options["yes_flush"],
+            yes_capture=options["yes_capture"],
             readonly=options["readonly"],
             keep_idle_s=options["keep_idle"],
             notify=options["notify"],

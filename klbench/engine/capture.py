@@ -28,6 +28,7 @@ from klbench.core.columns import HelperColumns
 from klbench.core.findings import Evidence, Finding, Localisation
 from klbench.core.localisation import localise
 from klbench.core.state_localisation import localise_state
+from klbench.core.text import size
 from klbench.core.trace import STATE_ONLY, Trace
 from klbench.engine.attention_rows import recompute_attention, rows_behind
 from klbench.engine.capture_control import Backend
@@ -48,12 +49,16 @@ from klbench.engine.progress import ArmObserver
 from klbench.engine.traces import read_trace
 from klbench.engine.ulp_rows import dump_pattern, head_size, measure_ulps, modules_to_measure, row_of_experts
 from klbench.errors import KlbenchError, UndecidedError
+from klbench.storage import free_bytes
 
 FREE_FLOOR_BYTES = 2 << 30
 """Space that a capture leaves free on its disk."""
 
 Progress = Callable[[str, int, int], None]
 """Phase, done, total."""
+Beforehand = Callable[[Forecast, int], Awaitable[None]]
+"""Hears what a capture is going to write and how many bytes are free for it, before anything is written;
+raises where that is not agreed to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,16 +136,21 @@ async def capture(
     free_floor_bytes: int = FREE_FLOOR_BYTES,
     observe: ArmObserver | None = None,
     progress: Progress | None = None,
+    beforehand: Beforehand | None = None,
 ) -> Outcome:
     """Captures, localises, fetches the numbers around the origins and cleans up.
 
     `trace_dir` (made if it is not there) keeps the trace. `numbers` False leaves the ulps out: with digests
     they cost a second pass over the arms. Raises UndecidedError when the disk is too full, a rank refuses,
-    the capture was cut, or the server no longer repeats its tokens where the work says that it must.
+    the capture was cut, or the server no longer repeats its tokens where the work says that it must; and
+    what `beforehand` raises.
     """
     say = progress or _say_nothing
     expected = forecast_for(side, work, backend)
-    dumps, trace_folder = _new_folders(trace_dir, expected, free_floor_bytes)
+    free = _room_for(expected, trace_dir, free_floor_bytes)
+    if beforehand is not None:
+        await beforehand(expected, free)
+    dumps, trace_folder = _new_folders(trace_dir)
     cap = max(4 * expected.size_bytes, 1 << 30)
 
     async def repeated(folder: Path, by: Backend, pattern: str | None, what: Work) -> HelperColumns:
@@ -284,17 +294,22 @@ def _say_nothing(phase: str, done: int, total: int) -> None:
     pass
 
 
-def _new_folders(trace_dir: Path, expected: Forecast, free_floor_bytes: int) -> tuple[Path, Path]:
-    """A new folder for the dumps and the name of the trace's. Raises UndecidedError where they do not fit."""
-    trace_dir = trace_dir.absolute()
-    trace_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    free = shutil.disk_usage(trace_dir).free
+def _room_for(expected: Forecast, trace_dir: Path, free_floor_bytes: int) -> int:
+    """The bytes that are free where the trace will lie. Raises UndecidedError where it does not fit."""
+    free = free_bytes(trace_dir.absolute()) or 0
     if free - expected.size_bytes < free_floor_bytes:
         raise UndecidedError(
-            f"a capture would write about {expected.size_bytes} bytes to {trace_dir}",
-            why=f"{free} are free there and {free_floor_bytes} must stay free",
+            f"a capture would write about {size(expected.size_bytes)} to {trace_dir}",
+            why=f"{size(free)} are free there and {size(free_floor_bytes)} must stay free",
             next="choose a larger disk with --trace-dir, or fewer and shorter prompts that still diverge",
         )
+    return free
+
+
+def _new_folders(trace_dir: Path) -> tuple[Path, Path]:
+    """A new folder for the dumps and the name of the trace's."""
+    trace_dir = trace_dir.absolute()
+    trace_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     number = 1
     while True:
         dumps, trace = trace_dir / f"dumps-{number}", trace_dir / f"trace-{number}"

@@ -25,7 +25,7 @@ from klbench.core.confirmation import (
 )
 from klbench.core.findings import Finding
 from klbench.engine.arms import despite_lost_logprobs
-from klbench.engine.capture import Outcome, Progress, capture
+from klbench.engine.capture import Beforehand, Outcome, Progress, capture
 from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.equal_m import try_equal_m
 from klbench.engine.progress import ArmObserver
@@ -47,6 +47,7 @@ async def confirm(
     trace_dir: Path,
     observe: ArmObserver | None = None,
     progress: Progress | None = None,
+    beforehand: Beforehand | None = None,
 ) -> Outcome:
     """`outcome` with replays in its findings and the grades that the proofs allow.
 
@@ -82,6 +83,7 @@ async def confirm(
                     numbers=False,
                     observe=observe,
                     progress=progress,
+                    beforehand=beforehand,
                 )
             )
             repeat = again.findings

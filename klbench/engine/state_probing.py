@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from klbench.engine.capture import Outcome, Progress, capture
+from klbench.engine.capture import Beforehand, Outcome, Progress, capture
 from klbench.engine.captured_work import ServerSide, Work, as_whole_as_affordable
 from klbench.engine.confirm import confirm
 from klbench.engine.progress import ArmObserver
@@ -37,13 +37,23 @@ async def probe_state(
     trace_dir: Path,
     observe: ArmObserver | None = None,
     progress: Progress | None = None,
+    beforehand: Beforehand | None = None,
 ) -> Outcome:
     """What the state says of `work`, with `because` among its notes. Raises what a capture raises."""
     whole = as_whole_as_affordable(side, work, "state")
     outcome = await capture(
-        side, whole, trace_dir=trace_dir, backend="state", numbers=False, observe=observe, progress=progress
+        side,
+        whole,
+        trace_dir=trace_dir,
+        backend="state",
+        numbers=False,
+        observe=observe,
+        progress=progress,
+        beforehand=beforehand,
     )
     if outcome.findings:
-        outcome = await confirm(side, outcome, trace_dir=trace_dir, observe=observe, progress=progress)
+        outcome = await confirm(
+            side, outcome, trace_dir=trace_dir, observe=observe, progress=progress, beforehand=beforehand
+        )
     gone = () if outcome.symptom_shows else (GONE_TOO,)
     return dataclasses.replace(outcome, notes=(because, *gone))

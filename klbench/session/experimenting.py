@@ -160,14 +160,11 @@ async def _agree(job: JobView, plan: Plan, launch_s: float | None, max_relaunche
             next=f"allow them: --max-relaunches {plan.launches}",
         )
     if max_relaunches is None and takes_s > RELAUNCH_ASKS_S:
-        try:
-            await job.ask(
-                f"start the server again {plan.launches} times, about {takes_s:.0f} s",
-                f"a launch took {launch_s or 0:.0f} s",
-            )
-        except UsageError as error:
-            agreed = f"agree with --max-relaunches {plan.launches}"
-            raise UsageError(error.what, why=error.why, next=agreed) from error
+        await job.ask(
+            f"start the server again {plan.launches} times, about {takes_s:.0f} s",
+            f"a launch took {launch_s or 0:.0f} s",
+            agree_with=f"--max-relaunches {plan.launches}",
+        )
 
 
 class _Work:

@@ -32,6 +32,7 @@ from klbench.engine.target import Plan
 from klbench.errors import UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.attach_exports import how_to_be_captured
+from klbench.session.forecasting import CaptureForecasts
 from klbench.session.measuring import runs_again
 from klbench.session.runner import JobView, Session
 from klbench.session.state import HelperState, RunState, SessionState
@@ -238,14 +239,18 @@ async def trace_and_locate(
 ) -> None:
     """Captures the chosen request and says what was found, and again once it is confirmed or not.
 
-    Where the divergence goes away while operators are watched, the state probe answers instead. A server that
-    does not repeat itself is watched in runs of their own.
+    Before anything is written it is said how much that will be, and asked where it is much. Where the
+    divergence goes away while operators are watched, the state probe answers instead. A server that does not
+    repeat itself is watched in runs of their own.
     """
     options = session.start.options
     began = time.monotonic()
     number = 1 + max((located.number for located in session.state.located), default=0)
     trace_dir = Path(options.trace_dir) if options.trace_dir else session.folder.traces
     arms = ArmsAsProgress(job)
+    run = next((run for run in session.state.runs if run.number == chosen.run), None)
+    took = run.helper(chosen.helper) if run is not None else None
+    forecasts = CaptureForecasts(session, job, trace_dir, took.elapsed_s if took is not None else None)
 
     def say(outcome: Outcome) -> None:
         session.emit(
@@ -275,7 +280,13 @@ async def trace_and_locate(
         try:
             return await despite_lost_logprobs(
                 lambda: probe_state(
-                    side, what, because=because, trace_dir=trace_dir, observe=arms, progress=job.progress
+                    side,
+                    what,
+                    because=because,
+                    trace_dir=trace_dir,
+                    observe=arms,
+                    progress=job.progress,
+                    beforehand=forecasts,
                 ),
                 say_again,
             )
@@ -296,6 +307,7 @@ async def trace_and_locate(
                 keep_dumps=options.keep_trace,
                 observe=arms,
                 progress=job.progress,
+                beforehand=forecasts,
             ),
             say_again,
         )
@@ -305,4 +317,13 @@ async def trace_and_locate(
     if not outcome.symptom_shows:
         say(await probe(GONE))
     elif outcome.findings:
-        say(await confirm(side, outcome, trace_dir=trace_dir, observe=arms, progress=job.progress))
+        say(
+            await confirm(
+                side,
+                outcome,
+                trace_dir=trace_dir,
+                observe=arms,
+                progress=job.progress,
+                beforehand=forecasts,
+            )
+        )

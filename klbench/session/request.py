@@ -85,6 +85,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """SERVER=LOCAL: folders of the server's file system and where klbench sees them."""
     yes_flush: bool = False
     """The user agreed beforehand that an attached server's cache is flushed."""
+    yes_capture: bool = False
+    """The user agreed beforehand to a capture that writes much (forecasting.py)."""
     readonly: bool = False
     """An attached server is only asked to generate and to score: never flushed, traced or reconfigured."""
     keep_idle_s: float = 1800.0
@@ -136,6 +138,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         words += [] if options.deterministic else ["--no-deterministic"]
         words += ["--ready-to-capture"] if options.ready_to_capture and command != "locate" else []
         words += ["--yes-flush"] if options.yes_flush else []
+        words += ["--yes-capture"] if options.yes_capture else []
         words += ["--readonly"] if options.readonly else []
         return shlex.join([*words, *more, *self.target.on_command_line()])
 

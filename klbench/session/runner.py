@@ -57,9 +57,10 @@ class Job:
     def progress(self, phase: str, done: int, total: int, eta_s: float | None = None) -> None:
         self._runner.emit(ev.JobProgress(job=self.number, phase=phase, done=done, total=total, eta_s=eta_s))
 
-    async def ask(self, what: str, why: str) -> None:
+    async def ask(self, what: str, why: str, *, agree_with: str = "--yes-flush") -> None:
         if not self._runner.attended:
-            raise UsageError(f"it needs your agreement to {what}", why=why, next="agree with --yes-flush")
+            raise UsageError(f"it needs your agreement to {what}", why=why, next=f"agree with {agree_with}")
+        self.agreed.clear()
         self._runner.emit(ev.Asked(what=what, why=why))
         await self.agreed.wait()
         self._runner.emit(ev.Answered(yes=True))

@@ -20,8 +20,9 @@ class JobView(Protocol):
     def progress(self, phase: str, done: int, total: int, eta_s: float | None = None) -> None:
         """Says how far it is."""
 
-    async def ask(self, what: str, why: str) -> None:
-        """Waits until the user agrees. Raises KlbenchError where there is no user to ask."""
+    async def ask(self, what: str, why: str, *, agree_with: str = "--yes-flush") -> None:
+        """Waits until the user agrees. Raises UsageError where there is no user to ask: `agree_with` is the
+        option that agrees beforehand."""
 
 
 class Work(Protocol):

@@ -164,7 +164,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("before_after", ("B",), "before and after", "What changed since the session that this repeats.",
            ("main",), can_before_after),
     Action("agree", ("a",), "agree", "Agree to what the runner asked before it goes on.",
-           ("main", "experiments"), can_confirm, hint=2),
+           ("main", "origin", "experiments"), can_confirm, hint=2),
     Action("verdict", ("v",), "verdict", "What the run says, with its evidence and the next steps.",
            (*RESULTS[:3], *ANALYSIS, "census"),
            lambda s: True if s.verdict else "no verdict yet: no run has ended", hint=5),

@@ -118,10 +118,10 @@ class Job:
 
     def progress(self, *_: Any) -> None: ...
 
-    async def ask(self, what: str, why: str) -> None:
+    async def ask(self, what: str, why: str, *, agree_with: str) -> None:
         self.asked.append(what)
         if not self.agrees:
-            raise UsageError(f"it needs your agreement to {what}", why=why, next="agree")
+            raise UsageError(f"it needs your agreement to {what}", why=why, next=f"agree with {agree_with}")
 
 
 class Session:

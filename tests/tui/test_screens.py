@@ -285,6 +285,29 @@ async def test_what_the_runner_asks_is_shown_and_answered(tmp_path):
         assert told == [cmd.Confirm()]
 
 
+@pytest.mark.parametrize("width", [80, 250])
+async def test_what_a_capture_will_write_is_shown_while_it_runs_and_asked_where_it_is_much(tmp_path, width):
+    path = tmp_path / "20251129-dense"
+    recorder = recorded.start(path)
+    recorded.launch(recorder)
+    recorded.begin_run(recorder)
+    recorded.run_helper(recorder, 1, "prefill_cache_hit", dirty=True)
+    recorded.end_run(recorder)
+    runner = scripted_runner(path)
+    async with runner as told, workbench(path, readonly=False, size=(width, 40)) as (app, pilot):
+        await press(pilot, "o")
+        recorder.add(ev.JobStarted(job=2, kind="locate", title="locate the origin"))
+        what, why = "the capture writes about 20.1 GB in 34 forwards", "60.0 GB are free in /traces"
+        recorder.add(ev.Trouble(level="note", what=what, why=why))
+        await until(pilot, lambda: "the capture writes about 20.1 GB in 34 forwards" in screen_text(app))
+        assert "60.0 GB are free in /traces" in screen_text(app)
+        recorder.add(ev.Asked(what="capture about 20.1 GB in 34 forwards", why=f"{why}; choose another"))
+        await until(pilot, lambda: "The runner asks to capture about 20.1 GB" in screen_text(app))
+        assert "a agrees, x cancels." in screen_text(app)
+        await press(pilot, "a")
+        assert told[-1] == cmd.Confirm()
+
+
 @pytest.mark.parametrize(("key", "last"), [("l", cmd.Detach()), ("s", cmd.Stop())])
 async def test_quitting_asks_whether_the_server_stops(key, last, measuring):
     async with scripted_runner(measuring) as told, workbench(measuring, readonly=False) as (app, pilot):

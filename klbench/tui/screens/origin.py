@@ -172,8 +172,16 @@ class OriginScreen(WorkScreen):
             bar = words.progress_bar(job.done, job.total, max(self.size.width - 30, 10))
             said = [f" ◌ {job.title}", "", f"   {wording.job(job, model.now)}"]
             said += [f"   {bar}"] if bar else []
-            said += ["", "   The arms are repeated as they were measured, with the layers recorded.",
-                     f"   {key_of('cancel')} cancels, {key_of('back')} goes back: work goes on."]  # fmt: skip
+            said += ["", "   The arms are repeated as they were measured, with the layers recorded."]
+            notes = [line for line in model.state.troubles if line.at >= job.started_at]
+            told = wording.trouble(notes[-1]) if notes else []
+            if (asked := model.state.question) is not None:
+                told = [f"The runner asks to {asked.what}.", f"{asked.why}.",
+                        f"{key_of('agree')} agrees, {key_of('cancel')} cancels."]  # fmt: skip
+            else:
+                told.append(f"{key_of('cancel')} cancels, {key_of('back')} goes back: work goes on.")
+            width = max(self.size.width - 1, 20)
+            said += [part for line in told for part in wrap(f"   {visible(line)}", width, indent="   ")]
         else:
             last = model.state.last_job
             said = [" Nothing was located for this request yet.", ""]
@@ -183,6 +191,9 @@ class OriginScreen(WorkScreen):
                 said += [f"   {line}" for line in (wording.trouble(errors[-1]) if errors else [])]
             said += ["", "   esc back"]
         self.query_one("#finding", Lines).show("\n".join(said))
+
+    def do_agree(self) -> None:
+        self.post_message(Send(cmd.Confirm()))
 
     def do_cancel(self) -> None:
         self.post_message(Send(cmd.Cancel()))
