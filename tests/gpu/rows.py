@@ -1,6 +1,7 @@
 """The list that is run on a GPU: what each row starts, and what its answer must be.
 
-A row is `right` when everything in its check (truth.py) holds, else `wrong`, with what does not.
+A row is `wrong` where its check (truth.py, truth_of_origins.py) finds what contradicts what is known,
+`undecided` where something is left open, else `right`.
 """
 
 import json
@@ -8,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gpu import truth
-from tests.gpu.truth import Documents
+from tests.gpu import truth, truth_of_origins
+from tests.gpu.judgement import Documents, Judgement
 
 FP8_PROMPTS = (21, 24, 27, 30, 33, 36, 39, 42)
 """Prompt lengths of the row with fp8 keys and values."""
@@ -42,8 +43,8 @@ class Row:
     models: tuple[str, ...]
     what: str
     commands: Callable[[Place], list[list[str]]]
-    check: Callable[[Documents], list[str]]
-    """What is not as it must be; empty where all is right."""
+    check: Callable[[Documents], Judgement]
+    """What is not as it must be, and what is left open."""
     says: Callable[[Documents], str]
     """The row's result in a few words."""
     gpus: int = 1
@@ -191,7 +192,13 @@ ROWS: tuple[Row, ...] = (
         truth.says_run,
     ),
     Row(
-        "fp8", 2, ("dense",), "dense, fa3, K/V in fp8_e4m3", _locate_fp8, truth.tile_edge, truth.says_located
+        "fp8",
+        2,
+        ("dense",),
+        "dense, fa3, K/V in fp8_e4m3",
+        _locate_fp8,
+        truth_of_origins.tile_edge,
+        truth_of_origins.says_located,
     ),
     Row(
         "dense-triton",
@@ -199,8 +206,8 @@ ROWS: tuple[Row, ...] = (
         ("dense",),
         "dense, triton",
         _locate("dense", *_TRITON),
-        truth.attention_of_layer_0,
-        truth.says_located,
+        truth_of_origins.attention_of_layer_0,
+        truth_of_origins.says_located,
     ),
     Row(
         "moe-triton",
@@ -208,8 +215,8 @@ ROWS: tuple[Row, ...] = (
         ("moe",),
         "MoE, triton",
         _locate("moe", *_TRITON),
-        truth.attention_of_layer_0,
-        truth.says_located,
+        truth_of_origins.attention_of_layer_0_flips_experts,
+        truth_of_origins.says_located,
     ),
     Row(
         "dense-off",
@@ -217,7 +224,7 @@ ROWS: tuple[Row, ...] = (
         ("dense",),
         "dense, flag off: census",
         _census("dense"),
-        truth.census_is_whole,
+        truth.census_of_dense,
         truth.says_census,
     ),
     Row(
@@ -226,8 +233,8 @@ ROWS: tuple[Row, ...] = (
         ("dense",),
         "dense, flag off: origin",
         _locate("dense", options=("--samples", "32", "--prompt-tokens", "600", "--no-deterministic")),
-        truth.has_an_origin,
-        truth.says_located,
+        truth_of_origins.rounding_without_the_flag,
+        truth_of_origins.says_located,
     ),
     Row(
         "moe-off",
@@ -235,7 +242,7 @@ ROWS: tuple[Row, ...] = (
         ("moe",),
         "MoE, flag off: census",
         _census("moe"),
-        truth.census_is_whole,
+        truth.census_of_moe,
         truth.says_census,
     ),
     *(
@@ -257,8 +264,8 @@ ROWS: tuple[Row, ...] = (
         ("swa",),
         "sliding window of 256 with its own pool, prompts past it",
         _locate("swa"),
-        truth.not_the_restore,
-        truth.says_located,
+        truth_of_origins.attention_with_a_window,
+        truth_of_origins.says_located,
     ),
     Row(
         "hybrid",
@@ -275,8 +282,8 @@ ROWS: tuple[Row, ...] = (
         ("linear",),
         "gated delta rule (Qwen3-Next), checkpoints every 64 tokens",
         _locate("linear", "--mamba-track-interval", "64"),
-        truth.has_an_origin,
-        truth.says_located,
+        truth_of_origins.delta_rule_of_layer_0,
+        truth_of_origins.says_located,
     ),
     Row(
         "tp2",
@@ -299,8 +306,8 @@ ROWS: tuple[Row, ...] = (
             "2",
             options=("--samples", "16", "--prompt-tokens", "600", "--no-deterministic"),
         ),
-        truth.has_an_origin,
-        truth.says_located,
+        truth_of_origins.rounding_without_the_flag_on_two,
+        truth_of_origins.says_located,
         gpus=2,
     ),
     Row(
@@ -309,7 +316,7 @@ ROWS: tuple[Row, ...] = (
         ("dense",),
         "graphs on and off, overlap on and off (triton)",
         _experiment("dense", ("graphs", "overlap"), *_TRITON, *_FEW_GRAPHS),
-        truth.were_made,
+        truth.toggles_change_nothing,
         truth.says_experiments,
     ),
     Row(

@@ -1,7 +1,7 @@
 """Runs rows of the GPU list side by side on this machine and writes what they answered.
 
     $ python3 -m tests.gpu.run --out /tmp/rows --models /tmp/models --deadline 520 --at-once 7 dense-page1 fp8
-    dense-page1   right    168 s  match 0 of 4096 differ, ...
+    dense-page1    right      168 s  match clean, 0 of 4096 differ, ...
 
 Resumable: a row whose folder has a `row.json` of the same commit is not run again. Each row has a folder of
 its own with the JSON of its commands, its logs and its session; `rows.json` is whole after every row. Rows
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from klbench.engine.gpu import list_gpus
+from tests.gpu.judgement import in_words, wrong
 from tests.gpu.models import make
 from tests.gpu.rows import CALLS, ROWS, Place, Row
 
@@ -80,7 +81,7 @@ class Runner:
                 codes = await self._commands(folder, row.commands(own), self._gpus_for(row, place))
                 result = judged(row, folder) | {"exit_codes": codes}
             except TimeoutError:
-                result = {"answer": "not_run", "said": "", "wrong": ["the time was up"]}
+                result = _not_run("the time was up")
             result |= {
                 "name": row.name,
                 "number": row.number,
@@ -128,9 +129,8 @@ class Runner:
         self._results.append(result)
         content = sorted(self._results, key=lambda one: (one["number"], one["name"]))
         (self._out / "rows.json").write_text(json.dumps(content, indent=1))
-        wrong = "  NOT: " + "; ".join(result["wrong"]) if result["wrong"] else ""
-        head = f"{result['name']:14s} {result['answer']:8s} {result['elapsed_s']:4.0f} s"
-        print(f"{head}  {result['said']}{wrong}", flush=True)
+        head = f"{result['name']:14s} {result['answer']:9s} {result['elapsed_s']:4.0f} s"
+        print(f"{head}  {in_words(result)}", flush=True)
 
 
 def port_of(place: int) -> int:
@@ -161,15 +161,24 @@ def judged(row: Row, folder: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             documents[path.stem] = json.loads(path.read_text())
     if not documents:
-        return {"answer": "not_run", "said": "no command wrote its result", "wrong": []}
+        return _not_run("no command wrote its result")
     for document in documents.values():
         if isinstance(document, dict) and (error := document.get("error")) and not document.get("cases"):
-            return {"answer": "not_run", "said": f"{error['what']}: {error['why']}", "wrong": []}
+            return _not_run(f"{error['what']}: {error['why']}")
     try:
-        wrong, said = row.check(documents), row.says(documents)
+        found, said = row.check(documents), row.says(documents)
     except (KeyError, TypeError, IndexError) as error:
-        wrong, said = [f"no answer: {type(error).__name__} {error}"], ""
-    return {"answer": "wrong" if wrong else "right", "said": said, "wrong": wrong}
+        found, said = wrong(f"no answer: {type(error).__name__} {error}"), ""
+    return {
+        "answer": found.answer,
+        "said": said,
+        "wrong": list(found.wrong),
+        "undecided": list(found.undecided),
+    }
+
+
+def _not_run(why: str) -> dict[str, Any]:
+    return {"answer": "not_run", "said": why, "wrong": [], "undecided": []}
 
 
 def main() -> int:

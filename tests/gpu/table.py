@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.judgement import in_words
 from tests.gpu.rows import ROWS
 from tests.gpu.run import judged
 
@@ -25,7 +26,9 @@ Models: random weights, 12 layers of width 1024, heads of 128, a vocabulary of 3
 where operators are captured. Several servers shared the machine, so seconds are upper bounds.
 
 Each row is run by its name, `box.sh rows NAME`, on a box that [box.sh](../box.sh) describes.
-"right": what klbench said is what is known to be true ([truth.py](../truth.py)). "not run" means just that.
+"right": what klbench said is what is known to be true ([truth.py](../truth.py) and
+[truth_of_origins.py](../truth_of_origins.py) say what each row looks at); "wrong": something contradicts it
+(NOT ...); "undecided": something is left open (OPEN ...). "not run" means just that.
 
 | list | row | what | answer | what klbench said |
 |---|---|---|---|---|
@@ -123,8 +126,7 @@ def main() -> None:
     print(head, end="")
     for row in ROWS:
         result = results.get(row.name, {"answer": "not_run", "said": "", "wrong": []})
-        said = "; ".join(filter(None, [result["said"], *(f"NOT {wrong}" for wrong in result["wrong"])]))
-        answer = result["answer"].replace("_", " ")
+        answer, said = result["answer"].replace("_", " "), in_words(result)
         print(f"| {row.number} | {row.name} | {row.what} | {answer} | {said.replace('|', 'or')} |")
     if arguments.notes is not None:
         print(arguments.notes.read_text(), end="")

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from klbench.core.columns import HELPERS
 from tests.gpu import rows as listed
 from tests.gpu import table
+from tests.gpu.judgement import RIGHT, in_words, undecided, wrong
 from tests.gpu.rows import Place, Row
 from tests.gpu.run import Runner, judged
 
@@ -36,7 +38,7 @@ def row(name: str, *, program: str = "", **more: Any) -> Row:
         (),
         f"what {name} does",
         commands,
-        lambda documents: [] if documents["run"]["value"] == 7 else ["not seven"],
+        lambda documents: RIGHT if documents["run"]["value"] == 7 else wrong("not seven"),
         lambda documents: f"value {documents['run']['value']}",
         **more,
     )
@@ -80,7 +82,7 @@ def test_a_row_is_made_once_for_each_commit(tmp_path: Path) -> None:
 def test_a_row_that_the_deadline_cuts_says_so_and_is_made_again(tmp_path: Path) -> None:
     slow = row("slow", program="import signal; signal.pause()")
     (cut,) = run(tmp_path, slow, deadline_s=0.0)
-    assert (cut["answer"], cut["wrong"]) == ("not_run", ["the time was up"])
+    assert (cut["answer"], cut["said"]) == ("not_run", "the time was up")
     assert not (tmp_path / "slow" / "row.json").exists()
     (made,) = run(tmp_path, row("slow"))
     assert made["answer"] == "right"
@@ -91,11 +93,17 @@ def test_an_answer_is_judged_by_its_documents(tmp_path: Path) -> None:
     assert judged(seven, tmp_path)["answer"] == "not_run"
     place = tmp_path / "run.json"
     place.write_text(json.dumps({"value": 8}))
-    assert judged(seven, tmp_path) == {"answer": "wrong", "said": "value 8", "wrong": ["not seven"]}
+    found = {"answer": "wrong", "said": "value 8", "wrong": ["not seven"], "undecided": []}
+    assert judged(seven, tmp_path) == found
+    assert in_words(found) == "value 8; NOT not seven"
+    unsure = replace(seven, check=lambda _: undecided("whether it is eight"))
+    assert judged(unsure, tmp_path)["answer"] == "undecided"
+    assert in_words(judged(unsure, tmp_path)) == "value 8; OPEN whether it is eight"
     place.write_text(json.dumps({"other": 8}))
     assert judged(seven, tmp_path)["answer"] == "wrong"
     place.write_text(json.dumps({"error": {"what": "no server", "why": "it ended"}}))
-    assert judged(seven, tmp_path) == {"answer": "not_run", "said": "no server: it ended", "wrong": []}
+    assert judged(seven, tmp_path)["said"] == "no server: it ended"
+    assert judged(seven, tmp_path)["answer"] == "not_run"
 
 
 SERVER = {"gpus": ["NVIDIA H200"], "driver": "580", "sglang_version": "0.5.17", "torch": "2.11.0"}
@@ -107,10 +115,10 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     dense, swa, cost = (
         next(one for one in listed.ROWS if one.name == name) for name in ("dense-page64", "swa", "cost")
     )
-    swa = replace(swa, check=lambda _: [], says=lambda _: "an | operator")
+    swa = replace(swa, check=lambda _: RIGHT, says=lambda _: "an | operator")
     monkeypatch.setattr(table, "ROWS", (dense, swa, cost))
     helper = {"status": "clean", "divergent_tokens": 0, "tokens": 64}
-    run_document = {"helpers": {"match": helper}, "verdict": {"status": "none"}}
+    run_document = {"helpers": dict.fromkeys(HELPERS, helper), "verdict": {"status": "none"}}
     _result(tmp_path / "dense-page64", "run", run_document)
     _result(tmp_path / "swa", "locate", {"server": SERVER, "findings": []})
     return tmp_path
@@ -133,7 +141,7 @@ def test_the_table_has_each_row_and_what_it_was_made_on(
 ) -> None:
     text = _table(results, monkeypatch, capsys)
     assert "NVIDIA H200, driver 580, sglang 0.5.17, torch 2.11.0; klbench 0123456 for all rows." in text
-    assert "| right | match clean, 0 of 64 differ |" in text
+    assert "| right | match clean, 0 of 64 differ; prefill_cache_hit clean, 0 of 64 differ; " in text
     assert "| right | an or operator |" in text
     assert text.splitlines()[-1].endswith("| not run |  |")
 
