@@ -160,13 +160,15 @@ def _folder(sessions: Path | None) -> Iterator[Path]:
 
 def lines(document: Mapping[str, Any]) -> list[str]:
     """A klbench.selftest/1 document for a person."""
-    from klbench.core.accuracy_table import NAMES, not_right, rows
+    from klbench.core.accuracy_table import NAMES, not_right, rows, without_rule
 
     cases, clean, counted = document["cases"], document["clean"], document["summary"]
     found: list[str] = []
     for by in ("model", "family", "configuration", "workload") if cases else ():
         if by == "model" or len({case[by] for case in cases}) > 1:
             found += [*table.columns((by, *NAMES), rows(cases, by)), ""]
+    if unruled := without_rule(cases):
+        found += ["not counted, because the truth has no rule for it: " + "; ".join(unruled), ""]
     if open_cases := not_right(cases, clean):
         found += [*open_cases, ""]
     if clean:

@@ -4,8 +4,9 @@
     judge(truth, answer).marks      {"condition": "right", "helpers": "right", "operator": "right", ...}
 
 A mark is `right`, `wrong`, `undecided` (what is true is among what the evidence leaves, and an experiment
-that would decide it is named) or `none` (nothing of the kind is asked). One wrong mark makes the case wrong,
-and so does an accusation of anything that was not planted. What did not fire is `did_not_fire`, never a pass.
+that would decide it is named), `no_rule` (any answer would do, so none can be wrong and none counts as right)
+or `none` (nothing of the kind is asked). One wrong mark makes the case wrong, and so does an accusation of
+anything that was not planted. What did not fire is `did_not_fire`, never a pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from klbench.core.hypotheses import CONDITIONS
 
-Mark = Literal["right", "wrong", "undecided", "none"]
+Mark = Literal["right", "wrong", "undecided", "no_rule", "none"]
 MARKS = ("condition", "helpers", "operator", "layer", "position", "kind")
 """What is judged of each case, in the order of the table."""
 ANSWERS = ("right", "undecided", "did_not_fire", "wrong", "error")
@@ -26,18 +27,15 @@ _NOT_AN_EXPERIMENT = frozenset({"locate", "run", "answer_helper"})
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first row position that is right: exactly `position`, or none before it; None: any."""
+    """The first row position that is right; None where the truth has no rule for it."""
 
     position: int | None = None
-    exactly: bool = True
 
     def allows(self, found: int) -> bool:
-        if self.position is None:
-            return True
-        return found == self.position if self.exactly else found >= self.position
+        return self.position is None or found == self.position
 
     def __str__(self) -> str:
-        return "any" if self.position is None else f"{'' if self.exactly else '>='}{self.position}"
+        return "any" if self.position is None else str(self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ def judge(truth: Truth, answer: Answer) -> Judged:
 
 
 def _worse(one: Mark, other: Mark) -> Mark:
-    order: tuple[Mark, ...] = ("none", "right", "undecided", "wrong")
+    order: tuple[Mark, ...] = ("none", "no_rule", "right", "undecided", "wrong")
     return max(one, other, key=order.index)
 
 
@@ -153,6 +151,8 @@ def _helpers(truth: Truth, answer: Answer) -> tuple[Mark, str]:
     if failed := sorted(name for name, status in answer.statuses.items() if status == "error"):
         return "wrong", f"failed: {', '.join(failed)}"
     missed, accused = (truth.dirty & ran) - answer.dirty, answer.dirty - truth.dirty
+    # Whichever it reached is right: that can be judged only by those that it cannot reach.
+    any_is_right = truth.by_chance and bool(answer.dirty) and truth.dirty >= ran
     if truth.by_chance and answer.dirty:
         missed = frozenset()
     said = []
@@ -163,7 +163,9 @@ def _helpers(truth: Truth, answer: Answer) -> tuple[Mark, str]:
     if truth.requests is not None and truth.requests != answer.divergent:
         reached, found = (sorted(requests) for requests in (truth.requests, answer.divergent))
         said.append(f"requests {found} diverge, the fault reaches {reached}")
-    return ("wrong", "; ".join(said)) if said else ("right", "")
+    if said:
+        return "wrong", "; ".join(said)
+    return "no_rule" if any_is_right and truth.requests is None else "right", ""
 
 
 def _condition(truth: Truth, answer: Answer) -> tuple[Mark, str]:
@@ -188,18 +190,27 @@ def _origin(origin: Origin, answer: Answer) -> Iterable[tuple[str, Mark, str]]:
             reason += ", but of " + ", ".join(map(_place, found))
         yield "operator", given, reason
         layers = {finding.get("layer") for finding in found}
-        yield "layer", "right" if found and origin.layer in layers else given, ""
-        yield "position", given, ""
+        right = bool(found) and origin.layer in layers
+        yield "layer", _if_ruled(origin.layer, "right" if right else given), ""
+        yield "position", _if_ruled(origin.first.position, given), ""
         yield "kind", given, ""
         return
     yield "operator", "right", ""
-    right = speaking.get("layer") == origin.layer
-    yield "layer", "right" if right else "wrong", "" if right else f"layer {speaking.get('layer')} is named"
+    if speaking.get("layer") == origin.layer:
+        yield "layer", _if_ruled(origin.layer, "right"), ""
+    else:
+        yield "layer", "wrong", f"layer {speaking.get('layer')} is named"
     first = int(speaking["positions"]["first"])
-    right = origin.first.allows(first)
-    why = "" if right else f"{origin.module} begins at {first}, not {origin.first}"
-    yield "position", "right" if right else "wrong", why
+    if origin.first.allows(first):
+        yield "position", _if_ruled(origin.first.position, "right"), ""
+    else:
+        yield "position", "wrong", f"{origin.module} begins at {first}, not {origin.first}"
     yield _kind(origin, speaking)
+
+
+def _if_ruled(truth: int | None, given: Mark) -> Mark:
+    """`given` where the truth has a rule for it: a layer of a module in one, a first row that is known."""
+    return "no_rule" if truth is None else given
 
 
 def _kind(origin: Origin, finding: Mapping[str, Any]) -> tuple[str, Mark, str]:

@@ -3,7 +3,8 @@
     model   cases  condition  confirmed  helpers  operator  layer  position  kind   undecided  ...
     dense   33     33/33      31/33      33/33    33/33     31/31  33/33     33/33  0
 
-Invariants: a number is of the cases that were asked for it; nothing that was not run counts as right.
+Invariants: a number is of the cases that were asked for it and whose truth has a rule for it; those without a
+rule are named; nothing that was not run counts as right.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from klbench.core.accuracy import ANSWERS, MARKS
+from klbench.core.text import counted
 
 NAMES = (
     *("cases", "condition", "confirmed", "helpers", "operator", "layer", "position", "kind"),
@@ -30,7 +32,7 @@ def summary(cases: Sequence[Case], clean: Sequence[Case]) -> dict[str, Any]:
     marks = {
         name: {
             mark: sum(case["marks"].get(name) == mark for case in cases)
-            for mark in ("right", "undecided", "wrong")
+            for mark in ("right", "undecided", "wrong", "no_rule")
         }
         for name in MARKS
     }
@@ -70,8 +72,20 @@ def _cells(cases: Sequence[Case]) -> list[str]:
 
 
 def _share(cases: Iterable[Case], name: str) -> str:
-    given = [mark for case in cases if (mark := case["marks"].get(name, "none")) != "none"]
+    given = [mark for case in cases if (mark := case["marks"].get(name, "none")) not in ("none", "no_rule")]
     return f"{given.count('right')}/{len(given)}" if given else "–"
+
+
+def without_rule(cases: Sequence[Case]) -> list[str]:
+    """`position: 10 cases (batch-scale, race)` for each mark that the truth of some cases has no rule for."""
+    lines = []
+    for name in MARKS:
+        faults = [
+            str(case["fault"]).partition(":")[0] for case in cases if case["marks"].get(name) == "no_rule"
+        ]
+        if faults:
+            lines.append(f"{name}: {counted(len(faults), 'case')} ({', '.join(dict.fromkeys(faults))})")
+    return lines
 
 
 def _confirmed(case: Case) -> bool:
@@ -118,7 +132,7 @@ def combined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def markdown(document: Mapping[str, Any]) -> list[str]:
     """The tables for a README, with date, versions and machine."""
     cases, clean, made = document["cases"], document["clean"], document["made"]
-    counted = summary(cases, clean)
+    sums = summary(cases, clean)
     faults = len({case["fault"].partition(":")[0] for case in cases})
     models = list(dict.fromkeys(case["model"] for case in cases))
     done = len(cases) + len(clean)
@@ -139,18 +153,23 @@ def markdown(document: Mapping[str, Any]) -> list[str]:
         "",
         *_markdown_table("workload", rows(cases, "workload")),
         "",
-        *_could_not_fire(counted["could_not_fire"]),
-        f"Clean servers: {counted['clean_configurations']} configurations, "
-        f"{counted['false_accusations']} false accusations"
-        + (
-            f", {counted['clean_without_answer']} without an answer."
-            if counted["clean_without_answer"]
-            else "."
-        ),
+        *_no_rule(cases),
+        *_could_not_fire(sums["could_not_fire"]),
+        f"Clean servers: {sums['clean_configurations']} configurations, "
+        f"{sums['false_accusations']} false accusations"
+        + (f", {sums['clean_without_answer']} without an answer." if sums["clean_without_answer"] else "."),
     ]
     if open_cases := not_right(cases, clean):
         lines += ["", "Not right:", "", *(f"- {line}" for line in open_cases)]
     return lines
+
+
+def _no_rule(cases: Sequence[Case]) -> list[str]:
+    lines = without_rule(cases)
+    if not lines:
+        return []
+    said = "Not counted, because the truth has no rule for it and any answer would do: "
+    return [said + "; ".join(lines) + ".", ""]
 
 
 def _could_not_fire(count: int) -> list[str]:

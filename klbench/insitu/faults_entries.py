@@ -334,6 +334,7 @@ HEAD: Tuple[Fault, ...] = (
             kinds=("head",),
             dirty_helpers=ALL_HELPERS,
             phase="decode",
+            first="divergent",
             fires="every sampled token",
             models=ALL_MODELS,
         ),

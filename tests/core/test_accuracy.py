@@ -112,13 +112,40 @@ def test_a_fault_by_chance_must_reach_one_of_its_helpers_and_no_other() -> None:
     assert judged(truth, statuses=dict.fromkeys(STATUSES, "clean")).marks["helpers"] == "wrong"
 
 
+def test_where_chance_may_reach_every_helper_that_ran_there_is_no_rule_for_them() -> None:
+    truth = Truth(TRUTH.conditions, frozenset(STATUSES), TRUTH.origins, by_chance=True)
+    assert judged(truth).marks["helpers"] == "no_rule"
+    assert judged(truth, statuses=dict.fromkeys(STATUSES, "clean")).marks["helpers"] == "wrong"
+    assert judged(truth, statuses=STATUSES | {"match": "error"}).marks["helpers"] == "wrong"
+
+
+def test_what_the_truth_has_no_rule_for_is_not_right_and_not_wrong() -> None:
+    head = Origin("race", "logprob", None, ("head",))
+    truth = Truth(TRUTH.conditions, TRUTH.dirty, (head,))
+    found = finding(kind="head", module="logprob", layer=None)
+    case = judged(truth, findings=[found])
+    assert (case.answer, case.marks["layer"], case.marks["position"]) == ("right", "no_rule", "no_rule")
+    assert {case.marks[name] for name in ("condition", "helpers", "operator", "kind")} == {"right"}
+    assert judged(truth, findings=[found | {"layer": 2}]).marks["layer"] == "wrong"
+    missed = judged(truth, findings=[finding()])
+    assert (missed.answer, missed.marks["operator"]) == ("wrong", "wrong")
+    assert (missed.marks["layer"], missed.marks["position"]) == ("no_rule", "no_rule")
+
+
+def test_of_two_faults_the_one_with_a_rule_is_counted() -> None:
+    unruled = Origin("race", "model.layers.3.self_attn.o_proj", 3, ("operator",))
+    truth = Truth(TRUTH.conditions, TRUTH.dirty, (ORIGIN, unruled))
+    second = finding(kind="operator", module=unruled.module, layer=3)
+    assert judged(truth, findings=[finding(), second]).marks["position"] == "right"
+
+
 def test_of_two_faults_both_must_be_named() -> None:
-    other = Origin(
-        "o_proj-rows", "model.layers.3.self_attn.o_proj", 3, ("operator",), First(179, exactly=False)
-    )
+    other = Origin("o_proj-rows", "model.layers.3.self_attn.o_proj", 3, ("operator",), First(179))
     truth = Truth(frozenset({"different_function", "batch_invariance"}), TRUTH.dirty, (ORIGIN, other))
     verdict = VERDICT | {"conditions": ["batch_invariance", "different_function"]}
-    second = finding(kind="operator", module="layers.3.self_attn.o_proj", layer=3)
+    second = finding(
+        kind="operator", module="layers.3.self_attn.o_proj", layer=3, positions={"first": 179, "count": 1}
+    )
     assert judged(truth, verdict=verdict, findings=[finding(), second]).answer == "right"
     assert judged(truth, verdict=verdict, findings=[finding()]).marks["operator"] == "wrong"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from klbench.core.accuracy import MARKS
-from klbench.core.accuracy_table import NAMES, combined, markdown, not_right, rows, summary
+from klbench.core.accuracy_table import NAMES, combined, markdown, not_right, rows, summary, without_rule
 from tests.tools.readme import replaced
 
 
@@ -61,7 +61,20 @@ def test_the_summary_counts_answers_and_false_accusations() -> None:
     counted = summary(CASES, CLEAN)
     assert counted["answers"] == {"right": 2, "undecided": 1, "did_not_fire": 1, "wrong": 1, "error": 0}
     assert (counted["clean_configurations"], counted["false_accusations"]) == (2, 1)
-    assert counted["marks"]["condition"] == {"right": 3, "undecided": 0, "wrong": 1}
+    assert counted["marks"]["condition"] == {"right": 3, "undecided": 0, "wrong": 1, "no_rule": 0}
+
+
+def test_a_case_without_a_rule_for_a_mark_is_not_counted_there_and_named() -> None:
+    unruled = [
+        case("race:odds=8", marks=dict.fromkeys(MARKS, "right") | {"position": "no_rule"}),
+        case("lm_head-rows", marks=dict.fromkeys(MARKS, "right") | {"layer": "no_rule"}),
+        case("race:odds=2", marks=dict.fromkeys(MARKS, "right") | {"position": "no_rule"}),
+    ]
+    (row,) = (dict(zip(("model", *NAMES), row, strict=True)) for row in rows([*unruled, CASES[0]], "model"))
+    assert (row["cases"], row["position"], row["layer"], row["kind"]) == ("4", "2/2", "3/3", "4/4")
+    assert without_rule([*unruled, CASES[0]]) == ["layer: 1 case (lm_head-rows)", "position: 2 cases (race)"]
+    assert without_rule(CASES) == []
+    assert summary(unruled, [])["marks"]["position"] == {"right": 1, "undecided": 0, "wrong": 0, "no_rule": 2}
 
 
 def test_a_fault_that_cannot_fire_is_said_not_to_have_fired_and_is_nothing_to_mend() -> None:
@@ -123,6 +136,10 @@ def test_the_readme_says_when_where_and_with_what_it_was_measured() -> None:
     assert "ended early, with 7 of 9 results" in "\n".join(markdown(document | {"planned": 9}))
     assert text.count("| all |") == 1
     assert "cannot fire" not in text
+    assert "Not counted" not in text
+    unruled = case("race", marks=dict.fromkeys(MARKS, "right") | {"position": "no_rule"})
+    text = "\n".join(markdown(document | {"cases": [*CASES, unruled]}))
+    assert "any answer would do: position: 1 case (race)." in text
     unable = case("o_proj-rows:rows=1000000", "did_not_fire", cannot_fire=True, marks={})
     text = "\n".join(markdown(document | {"cases": [*CASES, unable]}))
     assert "Planted where they cannot fire, and said not to have fired: 1." in text

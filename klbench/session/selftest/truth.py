@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from klbench.core.accuracy import First, Origin, Truth
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
 from klbench.engine.compositions import Composition, Part
@@ -109,10 +111,12 @@ def first_position(
         if (rid := part.rid) is not None and (rid.number, rid.request) == (number, request)
     ]
     if rule == "rows":
-        return First(_one_sided(parts, lambda _, composition: composition.rows >= parameters["rows"]))
+        return First(_one_sided(parts, lambda _, forward, __: forward.rows >= parameters["rows"]))
     if rule == "tile":
         half = parameters["tile"] // 2
-        return First(_one_sided(parts, lambda part, _: part.phase != "decode" and part.rows // half % 2 == 1))
+        return First(
+            _one_sided(parts, lambda part, *_: part.phase != "decode" and part.rows // half % 2 == 1)
+        )
     if rule == "scored":
         return First(prompt - 1)
     if rule == "decode":
@@ -129,11 +133,11 @@ def first_position(
         return First(-(-prompt // interval) * interval)
     if rule == "cached":
         cached = int(columns.cached_generation[request])
-        # A cold request shares the rows that another's restore spoilt: its later chunks read them.
-        return First(cached) if cached else First(1, exactly=False)
+        # A cold request shares the rows that another's restore spoilt: where it reads them has no rule.
+        return First(cached or None)
     if rule == "padded":
         threshold, pad = parameters["rows"], parameters["pad"]
-        return First(_one_sided(parts, lambda _, c: c.rows < threshold and c.rows % pad != 0))
+        return First(_one_sided(parts, lambda _, c, __: c.rows < threshold and c.rows % pad != 0))
     if rule == "chunk":
         return First(_cut_on_one_side(parts))
     if rule == "resumed":
@@ -146,8 +150,23 @@ def first_position(
         ]
         return First(min(again, default=None))
     if rule == "split":
-        return First(prompt // 2, exactly=False)
+        return First(_one_sided(parts, _split))
+    if rule == "divergent":
+        return First(_first_divergent_row(columns, request))
     return First(None)
+
+
+def _split(part: Part, _: Composition, position: int) -> int | None:
+    """Where the row's keys are split (faults_attention.plant_split); None for one sum over all of them."""
+    middle = part.prefix_len + part.rows // 2
+    return middle if part.rows > 1 and position >= middle else None
+
+
+def _first_divergent_row(columns: HelperColumns, request: int) -> int | None:
+    """The row of the request's first token whose two logprobs differ."""
+    tokens = columns.tokens_of(request)
+    differing = np.flatnonzero(columns.decode_nats[tokens] != columns.prefill_nats[tokens])
+    return int(columns.prompt_len[request]) - 1 + int(differing[0]) if len(differing) else None
 
 
 def _cut_on_one_side(parts: Sequence[_Placed]) -> int | None:
@@ -159,14 +178,15 @@ def _cut_on_one_side(parts: Sequence[_Placed]) -> int | None:
     return min(cuts[True] ^ cuts[False], default=None)
 
 
-def _one_sided(parts: Sequence[_Placed], acts: Callable[[Part, Composition], bool]) -> int | None:
-    """The first position of which one arm has a row that the fault acted on and the other has not."""
-    sides: dict[str, dict[int, set[bool]]] = {}
+def _one_sided(parts: Sequence[_Placed], acts: Callable[[Part, Composition, int], object]) -> int | None:
+    """The first position whose row the fault treats otherwise in one arm than in the other, by what `acts`
+    says of it: whether it acts on the row, or how."""
+    sides: dict[str, dict[int, set[object]]] = {}
     for arm, part, composition in parts:
         positions = sides.setdefault(arm, {})
         for position in range(part.first_position, part.first_position + part.rows):
-            positions.setdefault(position, set()).add(acts(part, composition))
-    scoring: Mapping[int, set[bool]] = sides.pop("scoring", {})
+            positions.setdefault(position, set()).add(acts(part, composition, position))
+    scoring: Mapping[int, set[object]] = sides.pop("scoring", {})
     differing = [
         position
         for positions in sides.values()

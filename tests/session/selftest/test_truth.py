@@ -81,6 +81,11 @@ CHUNKED = [_forward(1, "generation", 0, 64), _forward(2, "generation", 64, 26), 
         # Cut at 64 when it is generated, and nowhere when it is scored.
         ("chunk-key", CHUNKED, 64),
         ("chunk-key", COLD, None),
+        # 90 rows are split at row 45, 99 at row 49: row 45 is split in one arm only.
+        ("attention-split", COLD, 45),
+        # Chunks of 64 and 26 rows are split at rows 32 and 77.
+        ("attention-split", CHUNKED, 32),
+        ("batch-scale", COLD, None),
     ],
 )
 def test_the_first_row_follows_from_the_forwards(
@@ -98,9 +103,27 @@ def test_a_window_of_64_rows_is_first_crossed_by_row_64(fault: str, prompt: int,
     assert first_position(parse_fault(fault), columns, 0, COLD, PASS).position == expected
 
 
-def test_a_split_gives_only_a_lower_bound() -> None:
-    first = first_position(parse_fault("attention-split"), _columns(), 0, COLD, PASS)
-    assert (first.allows(44), first.allows(45), first.allows(60)) == (False, True, True)
+def test_equal_splits_give_no_row() -> None:
+    """Both arms extend the same 90 rows, and the decoded ones are summed at once in one arm and split nowhere
+    in the other."""
+    same = [COLD[0], _forward(20, "scoring", 0, PROMPT)]
+    assert first_position(parse_fault("attention-split"), _columns(), 0, same, PASS).position is None
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(0, 89), (3, 92), (None, None)])
+def test_another_log_of_softmax_begins_at_the_first_token_with_two_logprobs(
+    offset: int | None, expected: int | None
+) -> None:
+    prefill = np.zeros(OUTPUT, dtype=np.float32)
+    if offset is not None:
+        prefill[[offset, OUTPUT - 1]] = 1e-7
+    columns = replace(_columns(), prefill_nats=prefill)
+    assert first_position(parse_fault("log-of-softmax"), columns, 0, COLD, PASS).position == expected
+
+
+def test_a_cold_request_that_another_restore_reaches_has_no_rule() -> None:
+    columns = replace(_columns(), cached_generation=np.array([0]))
+    assert first_position(parse_fault("restore-key"), columns, 0, COLD, PASS).position is None
 
 
 def _restored(*prefixes: int) -> Composition:
