@@ -214,6 +214,7 @@ TROUBLES: dict[str, Trouble] = {
         "other clients on the server",
         (
             "session/test_attached_manners.py::test_others_on_the_server_and_retracted_requests_are_said",
+            "session/test_leave.py::test_whichever_job_is_first_asks_and_does_nothing_before",
             "engine/test_others.py::"
             "test_one_request_of_others_in_a_forward_of_ours_is_seen_however_few_of_ours_run",
             "engine/test_others.py::test_counts_beyond_the_requests_of_an_arm_are_of_others",

@@ -28,6 +28,8 @@ from klbench.insitu.rids import RequestId
 
 Ask = Callable[[list[str]], Awaitable[None]]
 """Has the server generate one token under each of these request ids."""
+Agree = Callable[[int], Awaitable[bool]]
+"""Whether so many requests of one token may be sent; waits for the user's answer."""
 
 _ANSWER_LIMIT_S = 60.0
 _WRITTEN_LIMIT_S = 5.0
@@ -52,11 +54,17 @@ class AttachedControl:
 
 
 async def find_control(
-    root: Path, url: str, ranks: int, *, ask: Ask | None = None, paths: PathMap = SAME_PATHS
+    root: Path,
+    url: str,
+    ranks: int,
+    *,
+    ask: Ask | None = None,
+    agree: Agree | None = None,
+    paths: PathMap = SAME_PATHS,
 ) -> AttachedControl | None:
     """The control folder of the server at `url` with its `ranks` model processes, None where it has none of
-    ours or it cannot be told which. Folders are looked for in `root` and where `paths` leads. Raises
-    ServerError where our plugin failed in that server."""
+    ours or it cannot be told which. Folders are looked for in `root` and where `paths` leads. Before `ask`
+    it is asked to `agree`. Raises ServerError where our plugin failed in that server."""
     candidates = _candidates(root, paths)
     if not candidates:
         return None
@@ -68,7 +76,10 @@ async def find_control(
             return AttachedControl(folder, folder.name, tuple(own))
     if ask is None:
         return None
-    found = await _asked(candidates[:_MOST_ASKED], ask)
+    candidates = candidates[:_MOST_ASKED]
+    if agree is not None and not await agree(len(candidates)):
+        return None
+    found = await _asked(candidates, ask)
     if found is None:
         return None
     folder, presences = found

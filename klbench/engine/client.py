@@ -28,6 +28,7 @@ import httpx
 
 from klbench.engine.address import server_address
 from klbench.engine.answers import AnswerStream, Generated
+from klbench.engine.leave import Leave
 from klbench.errors import ServerError, UndecidedError, UsageError
 
 OnCall = Callable[[str, str, float], None]
@@ -120,6 +121,7 @@ class ServerClient:
         self._keys = keys or Keys()
         self._on_call = on_call or _unheard
         self._keep_body = keep_body
+        self.leave = Leave.FLUSH
         self.answer_bytes = 0
         """So many have come of the answers to `generate`."""
         # Generating takes as long as it takes; everything else sets its own limit.
@@ -312,6 +314,7 @@ class ServerClient:
 
         Raises ServerError when it was not flushed, with the number of running and queued requests.
         """
+        self.leave.check(Leave.FLUSH, f"flushing the cache of {self.url}")
         path = f"/flush_cache?timeout={wait_s:g}"
         status, body = await self._call("POST", path, limit_s=wait_s + 30, admin=True)
         if status == 200:
@@ -342,6 +345,7 @@ class ServerClient:
 
         Cancelled, it asks the server to abort these requests before it returns.
         """
+        self.leave.check(Leave.COMPUTE, f"a request to {self.url}")
         body: dict[str, Any] = {
             "input_ids": [list(map(int, ids)) for ids in input_ids],
             "sampling_params": {"temperature": 0.0, "max_new_tokens": max_new_tokens, "ignore_eos": True},

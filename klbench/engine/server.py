@@ -20,7 +20,7 @@ from typing import Any
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.arms import ArmOptions, Rids, run_arms
-from klbench.engine.attached import AttachedControl, find_control
+from klbench.engine.attached import Agree, AttachedControl, find_control
 from klbench.engine.client import Keys, ServerClient
 from klbench.engine.facts import (
     ServerFacts,
@@ -192,12 +192,13 @@ class Server:
         observe: ServerObserver | None = None,
         keys: Keys | None = None,
         attach_root: Path | None = None,
+        agree: Agree | None = None,
         paths: PathMap = SAME_PATHS,
     ) -> Server:
         """A server that somebody else runs; nothing is changed on it. Raises ServerError if there is none.
 
         `attach_root` holds the control folders of servers that were started with our exports, as do the
-        folders of `paths`; to tell which of them it is, it may be asked for one token.
+        folders of `paths`; to tell which of them it is, it may be asked for one token, after `agree`.
         """
         observe = observe or Unobserved()
         client = ServerClient(url, keys=keys, on_call=observe.call, keep_body=observe.keep_body)
@@ -207,8 +208,9 @@ class Server:
             facts = read_facts(info, model, config=config)
             attached = None
             if attach_root is not None:
+                ranks, ask = facts.model_processes, client.generate_one_each
                 attached = await find_control(
-                    attach_root, client.url, facts.model_processes, ask=client.generate_one_each, paths=paths
+                    attach_root, client.url, ranks, ask=ask, agree=agree, paths=paths
                 )
         except BaseException:
             await client.close()

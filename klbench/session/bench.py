@@ -2,7 +2,7 @@
 
 Invariants: every fact goes out as an event before anything else happens with it; a helper's columns are on
 disk before the event that names them; whatever ends a job early, its run gets an end and a verdict from what
-was measured; an attached server is never flushed before its user agreed.
+was measured; nothing is computed or flushed on an attached server before its user agreed (engine/leave.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
-from klbench.core.experiments import Configuration
+from klbench.core.experiments import CATALOGUE, Configuration, base_name
 from klbench.core.text import counted
 from klbench.engine.capture_control import Backend, RequestIds
 from klbench.engine.captured_work import ServerSide
 from klbench.engine.dump_process import DumpProcess, KeptReader
+from klbench.engine.leave import Leave
 from klbench.engine.prompts import PromptSet, check_fits, load_prompts, scoring_bytes
 from klbench.engine.server import Server
 from klbench.errors import UndecidedError, UsageError
@@ -51,8 +52,9 @@ from klbench.session.state import RunState
 
 _AS_IT_WAS = "started again as it was, with CUDA graphs: the state between its forwards is looked at"
 
-
 _LARGE_LOGITS_BYTES = 2 << 30
+_LOCATED_BY_PASSES = 4
+"""What locating does to a server, about: the helper measured and captured twice, and forwards of its own."""
 
 
 def make_work(session: Session) -> Bench:
@@ -71,7 +73,6 @@ class Bench(Serving):
         self._prompts: PromptSet | None = None
         self._reader: KeptReader | None = None
         """Reads the dumps of the server at hand, from one capture to the next."""
-        self._agreed = session.start.options.yes_flush
         self._run_of_this_code: int | None = None
         """The latest run that was measured here, unless somebody had the server started again since: then
         what it runs may have been edited."""
@@ -183,12 +184,13 @@ class Bench(Serving):
                 self._session.emit(ev.Trouble(level="note", what=note))
         return self._prompts
 
-    async def _agree_to_flush(
-        self, job: JobView, server: Server, helpers: Sequence[HelperName], prompts: PromptSet
-    ) -> None:
-        """Says what will be done to a server that is not ours, and waits until its user agrees."""
-        if server.owned or self._agreed or self._session.start.options.readonly:
-            return
+    def _has_leave(self, server: Server, needed: Leave) -> bool:
+        """Whether the user of the server need not be asked: it is ours, or was asked in this session."""
+        return server.owned or self._leave >= needed or self._session.start.options.readonly
+
+    async def _agree(self, job: JobView, server: Server, needed: Leave, what: str, harm: str) -> None:
+        """Says what will be done to a server that is not ours, and waits until its user agrees. Every job
+        begins with it, whichever is the first."""
         load = await server.client.load()
         busy = (
             f"{counted(load.running, 'request runs', 'requests run')} on it and "
@@ -196,14 +198,30 @@ class Bench(Serving):
             if load is not None
             else "it does not say how busy it is"
         )
-        flushes = 2 * len(helpers)
+        await job.ask(what, f"{busy}; {harm}")
+        self._leave = server.client.leave = needed
+
+    async def _agree_to_flush(
+        self, job: JobView, server: Server, helpers: Sequence[HelperName], prompts: PromptSet
+    ) -> None:
+        """Asks for leave to run the arms of `helpers`, each as often as it stands there."""
+        if self._has_leave(server, Leave.FLUSH):
+            return
+        generations = len(helpers) + helpers.count("decode_cache_hit")
         new_tokens = self._session.start.options.max_new_tokens * len(prompts.prompts)
-        await job.ask(
-            f"flush the cache of {server.url} {flushes} times and generate about "
-            f"{new_tokens * (len(helpers) + ('decode_cache_hit' in helpers))} tokens on it",
-            f"{busy}; its other users lose their cached prefixes",
+        what = (
+            f"flush the cache of {server.url} about {2 * len(helpers)} times and generate about "
+            f"{new_tokens * generations} tokens on it"
         )
-        self._agreed = True
+        harm = "its other users lose their cached prefixes"
+        await self._agree(job, server, Leave.FLUSH, what, harm)
+
+    async def _agree_to_replay(self, job: JobView, server: Server) -> None:
+        """Asks for leave to call operators again in forwards of the server."""
+        if self._has_leave(server, Leave.COMPUTE):
+            return
+        what = f"send prompts to {server.url} and call operators of its model again while they are computed"
+        await self._agree(job, server, Leave.COMPUTE, what, "other requests wait in the meantime")
 
     def _ids(self, server: Server) -> RequestIds:
         """The request ids of this server, by which the plugin knows our requests."""
@@ -234,6 +252,7 @@ class Bench(Serving):
         before = await self._ready_server(job)
         server, side, backend = await self._side(job, relaunch)
         prompts = await self._prompts_for(server)
+        await self._agree_to_flush(job, server, [chosen.helper] * _LOCATED_BY_PASSES, prompts)
         try:
             chosen = await self._measured_here(job, server, prompts, chosen, request)
         except UndecidedError as gone:
@@ -310,6 +329,7 @@ class Bench(Serving):
         self._refuse_readonly("a census")
         server = await self._capturing_server(job, relaunch)
         prompts = await self._prompts_for(server)
+        await self._agree_to_replay(job, server)
         await census(self._session, job, await self._side_of(server), prompts.as_lists())
 
     async def replay(self, job: JobView, locate: int | None, finding: int) -> None:
@@ -317,6 +337,7 @@ class Bench(Serving):
         located = located_to_replay(self._session.state, locate)
         check_can_replay(finding_of(located, finding))
         server = await self._capturing_server(job, False)
+        await self._agree_to_replay(job, server)
         side = await self._side_of(server)
         await replay_finding(self._session, job, side, located, finding)
 
@@ -341,6 +362,9 @@ class Bench(Serving):
         prompts = await self._prompts_for(server)
         run = self._session.state.run
         chosen = _helper_to_try(run, helper)
+        made = [CATALOGUE[base_name(name)] for name in names]
+        passes = 1 + sum(one.passes for one in made if not one.relaunches)
+        await self._agree_to_flush(job, server, [chosen] * passes, prompts)
         if run is None or (run.number, chosen) not in self._measured:
             await self._measure(job, server, prompts, [chosen], again_of=self._run_of_this_code)
             run = self._session.state.run
@@ -349,7 +373,6 @@ class Bench(Serving):
             raise UndecidedError(
                 f"{chosen} was not measured on this server", next="run the helpers, or choose another"
             )
-        await self._agree_to_flush(job, server, [chosen], prompts)
         found = run.helper(chosen)
         await make_experiments(
             self._session,

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import cast
 
 from klbench.core.experiments import AS_IT_IS, Configuration, configured_arguments
+from klbench.core.text import counted
 from klbench.engine.checkout import read_checkout
 from klbench.engine.client import Keys
 from klbench.engine.launching import LaunchError
+from klbench.engine.leave import Leave
 from klbench.engine.path_map import read_path_map
 from klbench.engine.server import Server
 from klbench.engine.target import Demo, Launch, LaunchOptions
@@ -78,6 +80,11 @@ class Serving:
         self._server: Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self._configuration: Configuration = AS_IT_IS
+        options = session.start.options
+        self._leave = Leave.FLUSH if options.yes_flush else Leave.ASK
+        """What may be done to a server that is not ours; its client sees to it."""
+        if options.readonly:
+            self._leave = Leave.COMPUTE
 
     async def launch(self, job: JobView) -> None:
         """Starts the server or attaches to it; nothing when it is ready."""
@@ -109,8 +116,10 @@ class Serving:
                 observe=self._events,
                 keys=keys,
                 attach_root=attach_root(),
+                agree=lambda requests: self._may_ask(job, requests),
                 paths=read_path_map(options.path_maps),
             )
+            server.client.leave = self._leave
         else:
             expected_s = self._session.state.server.launch_s
             if expected_s is None:
@@ -131,6 +140,18 @@ class Serving:
         if server.owned:
             self._watch = asyncio.create_task(self._report_end(server), name="klbench-server-watch")
         return server
+
+    async def _may_ask(self, job: JobView, requests: int) -> bool:
+        """Whether an attached server may be sent so many requests of one token to find its plugin's folder;
+        read-only nothing is captured, so they are not needed."""
+        if self._session.start.options.readonly:
+            return False
+        if self._leave < Leave.COMPUTE:
+            await job.ask(
+                f"send {counted(requests, 'request')} of one token to {self._session.start.target.url}",
+                "it carries klbench's plugin, or one like it, and where that writes cannot be told otherwise",
+            )
+        return True
 
     async def _say_code(self, server: Server) -> None:
         """Which code it is, where sglang is imported from a checkout: a later comparison names the change."""

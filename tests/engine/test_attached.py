@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -99,6 +100,24 @@ async def test_where_processes_cannot_be_seen_the_plugin_that_writes_the_nonce_d
     found = await find_control(root, "http://192.0.2.7:30000", 1, ask=writes(living))
     assert (found.control_dir, found.nonce) == (living, "bbbb")
     assert "was found there" in found.note
+
+
+async def test_a_server_is_sent_nothing_before_its_user_agreed(root):
+    living, asked = presence(root, "bbbb", 2), []
+    presence(root, "dead", 1)
+
+    async def sent(_rids):
+        raise AssertionError
+
+    async def agree(requests, *, answer):
+        asked.append(requests)
+        return answer
+
+    url = "http://192.0.2.7:30000"
+    assert await find_control(root, url, 1, ask=sent, agree=partial(agree, answer=False)) is None
+    found = await find_control(root, url, 1, ask=writes(living), agree=partial(agree, answer=True))
+    assert found.control_dir == living
+    assert asked == [2, 2]
 
 
 async def test_a_port_that_another_process_forwards_is_no_obstacle(root, listening):

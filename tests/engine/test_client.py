@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from klbench.engine.client import Keys, Load, ServerClient, is_loopback
+from klbench.engine.leave import Leave
 from klbench.errors import ServerError, UndecidedError, UsageError
 
 Answer = tuple[int, bytes]
@@ -202,6 +203,23 @@ async def test_older_servers_answer_under_older_names(scripted: Scripted) -> Non
     scripted.says("/get_server_info", {"version": "0.5.17"})
     async with scripted.client() as client:
         assert await client.server_info() == {"version": "0.5.17"}
+
+
+async def test_what_its_user_did_not_agree_to_is_not_sent(scripted: Scripted) -> None:
+    scripted.says("/flush_cache", b"Cache flushed.")
+    scripted.says("/generate", [answer()])
+    async with scripted.client() as client:
+        client.leave = Leave.ASK
+        with pytest.raises(UsageError, match="was not agreed to") as error:
+            await client.generate([[1]], max_new_tokens=1)
+        assert "--yes-flush" in error.value.next
+        client.leave = Leave.COMPUTE
+        await client.generate([[1]], max_new_tokens=1)
+        with pytest.raises(UsageError, match="flushing the cache"):
+            await client.flush()
+        client.leave = Leave.FLUSH
+        await client.flush()
+    assert [path.partition("?")[0] for _, path, *_ in scripted.asked] == ["/generate", "/flush_cache"]
 
 
 async def test_keys_are_sent_and_never_shown(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,9 +96,7 @@ class OneServer(Bench):
             pass
 
         number = len(self.started)
-        return SimpleNamespace(
-            execute=execute, number=number, measured={(number, "match"): (1, "columns")}
-        )
+        return SimpleNamespace(execute=execute, number=number, measured={(number, "match"): (1, "columns")})
 
     async def _locate(self, _session: Any, _job: Any, side: Any, backend: str, *_: Any) -> None:
         self.located.append((side.ready_to_capture, backend))

@@ -370,6 +370,26 @@ async def test_a_question_waits_for_the_user_where_there_is_one(folder):
             await send(folder, cmd.Confirm())
 
 
+async def test_each_question_waits_for_an_answer_of_its_own(folder):
+    async with runner_of(folder, attended=True) as runner:
+
+        async def run(job, _helpers):
+            await job.ask("flush the cache", "3 requests are running")
+            await job.ask("start the server again", "it takes an hour")
+
+        runner.script[0].run = run
+        running = asyncio.create_task(runner.execute(cmd.Run()))
+
+        def asks(what):
+            return runner.state.question is not None and runner.state.question.what == what
+
+        for what in ("flush the cache", "start the server again"):
+            await until(lambda what=what: running.done() or asks(what))
+            assert asks(what)
+            await send(folder, cmd.Confirm())
+        await running
+
+
 async def test_a_question_without_a_user_is_an_error_that_names_the_flag(folder):
     async with runner_of(folder) as runner:
 
