@@ -8,6 +8,12 @@ from klbench.core.text import counted
 from klbench.session.documents import helper_object, not_exercised, verdict_items
 from klbench.session.state import LocatedState, SessionState
 
+_OTHERS_UNSEEN = (
+    "Others may use an attached server. klbench's plugin shows each request of theirs in a batch with ours; "
+    "without it one that ran while as many of ours had ended is not seen."
+)
+"""engine/others.py says why."""
+
 
 def not_checked(state: SessionState) -> list[str]:
     """What a reader must not take for settled, one sentence each."""
@@ -32,6 +38,8 @@ def not_checked(state: SessionState) -> list[str]:
             "faults may not show."
         )
     notes += [_sentence(item["text"]) for item in not_exercised(run.verdict)]
+    if state.runner.target.get("kind") == "url":
+        notes.append(_OTHERS_UNSEEN)
     diverged = [helper.helper for helper in run.helpers if helper.status == "diverged"]
     located_here = state.located_of(run)
     if diverged and not located_here:

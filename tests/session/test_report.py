@@ -113,6 +113,13 @@ def test_what_was_not_checked_is_said():
     assert not_checked(state_of()) == ["No helper was run."]
 
 
+@pytest.mark.parametrize(("kind", "said"), [("url", True), ("demo", False), ("launch", False)])
+def test_what_cannot_be_seen_of_others_is_said_of_an_attached_server(kind, said):
+    runner = ev.RunnerStarted(klbench_version="0.1.0", pid=1, host="h", target={"kind": kind}, options={})
+    notes = not_checked(state_of(runner, ev.RunStarted(run=1, helpers=["match"], prompts={}, options={})))
+    assert any("Others may use" in note for note in notes) == said
+
+
 def test_experiments_and_the_census_are_reported_with_what_they_mean():
     tried = {
         "name": "repeats",
