@@ -6,6 +6,8 @@ import contextlib
 import pytest
 from pilots import press, screen_text, settle, until, workbench
 from textual._compositor import ChopsUpdate, LayoutUpdate
+from textual.app import App
+from textual.message import Message
 
 from klbench.tui.screens import one_picture
 
@@ -72,6 +74,32 @@ async def test_a_message_that_is_being_worked_off_holds_the_picture_back(finishe
         gate.set()
         await settle(pilot)
         assert not app.screen._is_busy
+
+
+async def test_a_message_that_was_looked_at_and_not_yet_worked_off_is_one_that_waits():
+    """Textual takes the next message from the queue to see whether it replaces the one before."""
+    nothing = []
+
+    class First(Message):
+        pass
+
+    class Second(Message):
+        pass
+
+    class Looks(App):
+        def on_first(self) -> None:
+            nothing.append(one_picture.has_nothing(self))
+
+        def on_second(self) -> None:
+            nothing.append(one_picture.has_nothing(self))
+
+    async with Looks().run_test() as pilot:
+        await settle(pilot)
+        pilot.app.post_message(First())
+        pilot.app.post_message(Second())
+        while len(nothing) < 2:  # settling would send messages of its own
+            await asyncio.sleep(0)
+    assert nothing == [False, True]
 
 
 async def test_a_window_of_another_size_is_drawn_once(finished):

@@ -154,5 +154,6 @@ def rests(pump: MessagePump) -> bool:
 
 
 def has_nothing(pump: MessagePump) -> bool:
-    """Whether nothing waits for a pump."""
-    return not pump._message_queue.qsize() + len(pump._next_callbacks)
+    """Whether nothing waits for a pump: in its queue, or taken from there to see whether the message before
+    can be left out."""
+    return pump._pending_message is None and not pump._message_queue.qsize() + len(pump._next_callbacks)
