@@ -31,11 +31,10 @@ async def test_it_goes_on_where_the_user_thinks_again(key, answer, measuring):
 
 
 async def test_leaving_from_the_question_lets_it_go_on(measuring):
-    async with scripted_runner(measuring) as told, workbench(measuring, readonly=False) as (app, pilot):
+    async with scripted_runner(measuring) as told, workbench(measuring, readonly=False) as (_app, pilot):
         await press(pilot, "escape")
         await pilot.press("l")
-        await pilot.pause()
-        await app.workers.wait_for_complete([w for w in app.workers if w.group == "leave"])
+        await settle(pilot)
         assert told == [cmd.Detach()]
 
 
@@ -51,7 +50,7 @@ async def test_control_c_twice_leaves_and_cancels_nothing(measuring):
     async with scripted_runner(measuring) as told, workbench(measuring, readonly=False) as (app, pilot):
         await press(pilot, "ctrl+c")
         await pilot.press("ctrl+c")
-        await pilot.pause()
+        await settle(pilot)
         assert app.return_code == 0
         assert cmd.Cancel() not in told
 

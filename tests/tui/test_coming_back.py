@@ -12,6 +12,7 @@ async def left_at(session, *keys):
         text = await press(pilot, *keys)
         selected, screen = (app.model.helper.helper, app.model.request), type(app.screen).__name__
         await pilot.press("q")
+        await settle(pilot)
         return text, selected, screen
 
 

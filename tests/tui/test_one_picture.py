@@ -97,7 +97,7 @@ async def test_a_message_that_was_looked_at_and_not_yet_worked_off_is_one_that_w
         await settle(pilot)
         pilot.app.post_message(First())
         pilot.app.post_message(Second())
-        while len(nothing) < 2:  # settling would send messages of its own
+        while len(nothing) < 2:  # noqa: ASYNC110 - settling would send messages of its own
             await asyncio.sleep(0)
     assert nothing == [False, True]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import recorded
-from pilots import screen_text, scripted_runner, workbench
+from pilots import screen_text, scripted_runner, settle, workbench
 
 from klbench.tui.measurement import measure
 from klbench.tui.widgets.token_view import why_left_out
@@ -33,7 +33,7 @@ async def test_what_a_runner_that_died_was_doing_is_not_under_way(measuring):
     async with workbench(measuring, size=WIDE) as (app, pilot):
         app.model.chosen_helper = "prefill_cache_hit"
         app.screen.show_model()
-        await pilot.pause()
+        await settle(pilot)
         text = screen_text(app)
         assert "prefill_cache_hit is not done yet" not in pane(text)
         assert "under way" not in pane(text)
@@ -45,12 +45,12 @@ async def test_while_a_helper_works_it_is_under_way(measuring):
     async with scripted_runner(measuring), workbench(measuring, size=WIDE, readonly=False) as (app, pilot):
         app.model.chosen_helper = "prefill_cache_hit"
         app.screen.show_model()
-        await pilot.pause()
+        await settle(pilot)
         said = "prefill_cache_hit is under way: its tokens appear here when its arms have ended."
         assert said in pane(screen_text(app))
         app.model.chosen_helper = "decode_cache_hit"
         app.screen.show_model()
-        await pilot.pause()
+        await settle(pilot)
         assert "decode_cache_hit is not begun: its tokens" in pane(screen_text(app))
 
 

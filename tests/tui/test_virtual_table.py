@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 from pilots import screen_text
+from rich.style import Style
 from textual.app import App
 
 from klbench.tui.filtering import FilterError
 from klbench.tui.themes import DARK
+from klbench.tui.widgets.table_lines import header_segments
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
+from tests.settling import settle
 
 
 class Bench(App):
@@ -28,6 +31,13 @@ class Bench(App):
         table.focus()
 
 
+async def press(pilot, *keys: str) -> None:
+    """Press keys one by one, each when what the one before began has come to rest."""
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)
+
+
 def numbers(values, keys=None) -> Rows:
     values = np.asarray(values)
     columns = (
@@ -42,12 +52,22 @@ async def test_sorting_goes_by_value_is_stable_and_puts_nan_last_either_way():
     app = Bench(numbers([3.0, float("nan"), 10.0, 3.0, -1.0]))
     async with app.run_test() as pilot:
         table = app.query_one(VirtualTable)
-        await pilot.press("s", "s")
+        await press(pilot, "s", "s")
         assert table.order.tolist() == [2, 0, 3, 4, 1]
-        await pilot.press("S")
+        await press(pilot, "S")
         assert table.order.tolist() == [4, 0, 3, 2, 1]
-        await pilot.press("s")
+        await press(pilot, "s")
         assert table.order.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"), [(9, "latency ▲"), (8, "latency▲"), (7, "laten…▲"), (3, "l…▲"), (1, "▲")]
+)
+def test_a_narrow_column_shows_that_the_rows_are_sorted_by_it_and_which_way(width, shown):
+    column = Column("latency", "latency", width, str, right=True)
+    assert header_segments([column], "latency", False, Style())[1].text == shown
+    assert header_segments([column], "latency", True, Style())[1].text == shown.replace("▲", "▼")
+    assert len(header_segments([column], None, True, Style())[1].text) == width
 
 
 async def test_sorting_keeps_the_row_under_the_cursor():
@@ -55,9 +75,8 @@ async def test_sorting_keeps_the_row_under_the_cursor():
     async with app.run_test(size=(60, 12)) as pilot:
         table = app.query_one(VirtualTable)
         table.move_to(77)
-        await pilot.press("s", "s")
+        await press(pilot, "s", "s")
         assert table.row == 77
-        await pilot.pause()
         assert "▌       77" in screen_text(app)
 
 
@@ -83,8 +102,7 @@ async def test_paging_and_ends_keep_the_cursor_on_the_screen():
             (["pagedown", "pagedown"], 20),
             (["j"], 21),
         ):
-            await pilot.press(*keys)
-            await pilot.pause()
+            await press(pilot, *keys)
             assert table.row == row
             assert any(line.startswith("▌") for line in screen_text(app).splitlines())
 
@@ -92,7 +110,7 @@ async def test_paging_and_ends_keep_the_cursor_on_the_screen():
 async def test_an_empty_table_says_which_key_fills_it():
     app = Bench(numbers([]))
     async with app.run_test(size=(60, 12)) as pilot:
-        await pilot.press("down", "s", "S", "enter", "G")
+        await press(pilot, "down", "s", "S", "enter", "G")
         assert "r fills it." in screen_text(app)
 
 
@@ -100,7 +118,8 @@ async def test_cells_are_text_never_markup_and_never_reach_the_terminal_raw():
     cells = ["[bold red]x[/]", "[/INST]", "\x1b]0;owned\x07", "a[b]c[/b]d", "\u202e"]
     rows = Rows((Column("cell", "cell [/x]", 20, lambda row: cells[row]),), len(cells))
     app = Bench(rows)
-    async with app.run_test(size=(60, 12)):
+    async with app.run_test(size=(60, 12)) as pilot:
+        await settle(pilot)
         text = screen_text(app)
         assert "[bold red]x[/]" in text
         assert "[/INST]" in text
@@ -111,9 +130,11 @@ async def test_cells_are_text_never_markup_and_never_reach_the_terminal_raw():
 
 async def test_columns_that_do_not_fit_go_by_their_rank():
     app = Bench(numbers([1.0]))
-    async with app.run_test(size=(60, 12)):
+    async with app.run_test(size=(60, 12)) as pilot:
+        await settle(pilot)
         assert "extra 0" in screen_text(app)
     async with Bench(numbers([1.0])).run_test(size=(40, 12)) as pilot:
+        await settle(pilot)
         text = screen_text(pilot.app)
         assert "extra" not in text
         assert "value" in text
@@ -134,13 +155,13 @@ async def test_of_a_million_rows_only_those_on_the_screen_become_text_and_a_thre
     )
     app = Bench(Rows(columns, len(values)))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await settle(pilot)
         assert set(asked) <= set(range(40))
         table = app.query_one(VirtualTable)
         for page in range(1, 51):
             asked.clear()
             table.action_page_down()
-            await pilot.pause()
+            await settle(pilot)
             assert table.row is not None
             assert table.row >= page * 30
             assert set(asked) <= set(range(table.row - 40, table.row + 41))
@@ -150,13 +171,11 @@ async def test_of_a_million_rows_only_those_on_the_screen_become_text_and_a_thre
         # The key has answered, and the rows stand as they were: only a message of the thread moves them.
         assert table.order is given
         assert table.arranging
-        await app.workers.wait_for_complete()
-        await pilot.pause()
+        await settle(pilot)
         assert values[table.order[0]] == values.max()
         assert table.row == row
         table.filter("value>0.999")
-        await app.workers.wait_for_complete()
-        await pilot.pause()
+        await settle(pilot)
         assert len(table.order) == np.count_nonzero(values > 0.999)
         assert table.describe_filter() == f"{len(table.order):,} of 1,000,000 · value>0.999"
 
@@ -171,13 +190,11 @@ async def test_rows_that_come_above_move_neither_the_cursor_nor_its_line():
     async with app.run_test(size=(60, 20)) as pilot:
         table = app.query_one(VirtualTable)
         table.move_to(150)
-        await pilot.pause()
-        await pilot.press("down", "down")
-        await pilot.pause()
+        await settle(pilot)
+        await press(pilot, "down", "down")
         before = line_of(app)
         table.show_rows(numbers(np.arange(400), keys=np.arange(-100, 300)))
-        await pilot.pause()
-        await pilot.pause()
+        await settle(pilot)
         assert table.rows.key(table.row) == 152
         assert line_of(app) == before
 
@@ -188,10 +205,10 @@ async def test_a_filter_keeps_the_row_under_the_cursor_and_says_what_it_leaves()
         table = app.query_one(VirtualTable)
         table.move_to(150)
         table.filter("value>=100 value<200")
-        await pilot.pause()
+        await settle(pilot)
         assert (len(table.order), table.row) == (100, 150)
         table.filter("value>1000")
-        await pilot.pause()
+        await settle(pilot)
         assert "No row passes the filter value>1000" in screen_text(app)
         with pytest.raises(FilterError):
             table.filter("value>")
@@ -217,7 +234,7 @@ async def test_a_copy_is_the_row_or_all_rows_with_everything_visible():
     app = Bench(rows)
     async with app.run_test(size=(60, 20)) as pilot:
         table = app.query_one(VirtualTable)
-        await pilot.press("down")
+        await press(pilot, "down")
         assert table.as_text(whole=False) == "#\tcell\n1\ttab⇥here\n"
         assert table.as_text(whole=True) == "#\tcell\n0\tplain\n1\ttab⇥here\n2\t␛[31m\n"
 
@@ -226,10 +243,10 @@ async def test_a_line_that_goes_on_to_the_right_says_so():
     rows = Rows((Column("cell", "cell", 100, lambda _r: "x" * 100),), 30)
     app = Bench(rows)
     async with app.run_test(size=(60, 20)) as pilot:
+        await settle(pilot)
         lines = screen_text(app).splitlines()
         assert lines[1].rstrip().endswith("x›")
-        await pilot.press(*["right"] * 8)
-        await pilot.pause()
+        await press(pilot, *["right"] * 8)
         assert "›" not in screen_text(app)
 
 
@@ -238,11 +255,10 @@ async def test_the_scroll_bar_is_drawn_again_only_where_its_thumb_moves(monkeypa
     async with app.run_test(size=(60, 12)) as pilot:
         table = app.query_one(VirtualTable)
         bar, drawn = table.vertical_scrollbar, []
-        await pilot.press("pagedown")
-        await pilot.pause()
+        await press(pilot, "pagedown")
         monkeypatch.setattr(bar, "refresh", lambda *_, **__: drawn.append(bar.position))
-        await pilot.press("pagedown")
+        await press(pilot, "pagedown")
         assert bar.position == table.scroll_offset.y > 0
         assert drawn == []
-        await pilot.press("end")
+        await press(pilot, "end")
         assert drawn[-1] == bar.position == table.scroll_offset.y > 99_000

@@ -33,12 +33,10 @@ async def runner(tmp_path):
 
 
 async def until(pilot, condition):
-    for _ in range(400):
-        if condition():
-            return
-        await settle(pilot)
-        await pilot.pause(0.02)
-    raise AssertionError("it never came about")
+    async with asyncio.timeout(120):
+        while not condition():
+            await settle(pilot)
+            await pilot.pause(0.02)
 
 
 def jobs(runner):
