@@ -316,7 +316,7 @@ async def test_quitting_asks_whether_the_server_stops(key, last, measuring):
         assert "leave it running" in text
         await press(pilot, "c")
         assert told == []
-        await pilot.press("q")
+        await press(pilot, "q")
         await pilot.press(key)
         await settle(pilot)
         assert told == [last]
@@ -329,6 +329,7 @@ async def test_quitting_a_finished_session_asks_nothing(finished):
         assert app.return_code == 0
 
 
+        await settle(pilot)
 async def test_control_c_says_how_to_quit_and_leaves_when_pressed_twice(finished):
     async with workbench(finished) as (app, pilot):
         assert "press q to quit" in await press(pilot, "ctrl+c")
@@ -338,6 +339,7 @@ async def test_control_c_says_how_to_quit_and_leaves_when_pressed_twice(finished
         assert app.return_code == 0
 
 
+        await settle(pilot)
 async def test_control_c_in_a_field_copies_what_is_selected_and_leaves_otherwise(finished):
     async with workbench(finished) as (app, pilot):
         await press(pilot, "slash", "k", "l", "shift+home", "ctrl+c")
@@ -349,6 +351,7 @@ async def test_control_c_in_a_field_copies_what_is_selected_and_leaves_otherwise
         assert app.return_code == 0
 
 
+        await settle(pilot)
 async def test_control_c_twice_leaves_from_the_help_over_the_start_screen():
     async with workbench(None) as (app, pilot):
         await press(pilot, "question_mark", "ctrl+c")
@@ -357,6 +360,7 @@ async def test_control_c_twice_leaves_from_the_help_over_the_start_screen():
         assert app.return_code == 0
 
 
+        await settle(pilot)
 PLACES = {
     "main": [],
     "tokens": ["enter"],
