@@ -51,7 +51,8 @@ class Wording:
     refused: str
     """The server ..."""
     silent_next: str
-    limit_s: float = 30.0
+    limit_s: float = 120.0
+    """A thread of each rank answers, beside forwards that take long where its machine is busy."""
 
 
 class ControlFile:

@@ -22,7 +22,6 @@ WORDING = Wording(
     about="faults",
     refused="did not arm the fault",
     silent_next="only a demo server that klbench launched for the fault lab arms faults",
-    limit_s=60.0,
 )
 
 

@@ -81,7 +81,7 @@ def check_presences(presences: list[Presence], ranks: int) -> None:
 
 
 async def wait_for_presences(
-    control_dir: Path, nonce: str, ranks: int, limit_s: float = 20
+    control_dir: Path, nonce: str, ranks: int, limit_s: float = 60
 ) -> list[Presence]:
     """The presences, once all ranks are there; files appear a moment before the server says ready."""
     deadline = time.monotonic() + limit_s

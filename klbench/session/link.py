@@ -24,10 +24,10 @@ from klbench.session.interruption import interrupted, start_to_continue
 from klbench.session.reading import find_runner, read_state
 from klbench.session.request import StartRequest
 
-ANSWER_TIMEOUT_S = 5.0
-"""A runner answers a command from its event loop, which nothing blocks for long."""
-SPAWN_TIMEOUT_S = 30.0
-"""Imports on a cold, slow disk; measured 0.4 s warm."""
+ANSWER_TIMEOUT_S = 20.0
+"""A runner answers a command from its event loop, which nothing blocks for long; its machine may be busy."""
+SPAWN_TIMEOUT_S = 120.0
+"""Imports on a cold, slow disk of a busy machine; measured 0.4 s warm."""
 
 
 class Attachment:

@@ -20,7 +20,7 @@ def klbench(arguments, redirection, tmp_path):
         capture_output=True,
         text=True,
         env={"PATH": "/usr/bin:/bin", "KLBENCH_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)},
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr

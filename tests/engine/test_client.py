@@ -265,7 +265,7 @@ async def test_a_cancelled_generation_is_aborted_on_the_server(scripted: Scripte
     scripted.says("/abort_request", {})
     async with scripted.client() as client:
         work = asyncio.create_task(client.generate([[1], [2]], max_new_tokens=1, rids=["a", "b"]))
-        assert await asyncio.to_thread(scripted.arrived.wait, 10)
+        assert await asyncio.to_thread(scripted.arrived.wait, 60)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

@@ -51,6 +51,7 @@ def test_inside_tmux_its_buffer_holds_the_text(tmp_path, monkeypatch):
     subprocess.run([*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "cat"], check=True)
     try:
         monkeypatch.setenv("TMUX", f"{socket},0,0")
+        monkeypatch.setattr(clipboard, "_TMUX_S", 60.0)
         sent = []
         said = clipboard.copy("curl 'a' | b\n", tmp_path, sent.append, {"TMUX": f"{socket},0,0"})
         assert "by tmux" in said
