@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.engine.client import OnCall, ServerClient
@@ -25,7 +25,9 @@ for _size in ("COLUMNS", "LINES"):
     os.environ.pop(_size, None)
 
 # The same examples every time, and no limit that a busy machine would pass.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("repeatable")
 
 

@@ -210,7 +210,11 @@ def test_what_is_no_archive_is_refused(tmp_path, content):
 
 
 @given(place=st.floats(0, 1, exclude_max=True), cut=st.booleans(), flip=st.integers(1, 255))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_damaged_bundle_opens_as_a_session_or_is_refused(session, tmp_path, place, cut, flip):
     content = bytearray(bundled(session, tmp_path).read_bytes())
     at = int(place * len(content))

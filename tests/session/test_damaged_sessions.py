@@ -25,7 +25,7 @@ from tests.session.fake_engine import FakeBench
 from tests.session.test_continuing import START
 
 pytestmark = pytest.mark.faults
-FIXTURES = [HealthCheck.function_scoped_fixture]
+FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @pytest.fixture(autouse=True)
