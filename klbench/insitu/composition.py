@@ -87,6 +87,8 @@ class _Known:
     tokens: int
     decoded: bool
     resumed: bool
+    step: int
+    """The latest step when it last ran."""
 
 
 class RequestHistory:
@@ -94,22 +96,33 @@ class RequestHistory:
 
     The second chunk of a cold request has a prefix too, but exactly the tokens it had after its last forward;
     a restored prefix belongs to a request whose first forward this is. A request that has decoded and is
-    extended again by anything but the next token was retracted.
+    extended again by anything but the next token was retracted, and so was one that missed a *step*: a decode
+    or mixed forward, in which all that generate take part.
+
+    A mixed batch begins with what is extended, a request's further chunk first of all, and ends with those
+    that generate; so its first request is not one of them, even with one row.
     """
 
     def __init__(self) -> None:
         self._known: "OrderedDict[str, _Known]" = OrderedDict()
+        self._steps = 0
 
-    def extend(self, rid: str, prefix_len: int, rows: int, mixed: bool) -> str:
-        """Notes `rows` rows behind a prefix; returns their phase."""
+    def step(self) -> None:
+        """Notes that a decode or mixed forward begins, whoever takes part in it."""
+        self._steps += 1
+
+    def extend(self, rid: str, prefix_len: int, rows: int, mixed: bool, first: bool = False) -> str:
+        """Notes `rows` rows behind a prefix; returns their phase. `first`: no request comes before it."""
         known = self._known.get(rid)
         seq_len = prefix_len + rows
         if known is None:
-            self._remember(rid, _Known(seq_len, False, False))
+            self._remember(rid, _Known(seq_len, False, False, self._steps))
             return "restored" if prefix_len else "extend"
         goes_on = known.tokens == prefix_len
-        known.tokens = seq_len
-        if goes_on and rows == 1 and (mixed or known.decoded):
+        missed_no_step = known.step == self._steps - mixed
+        known.tokens, known.step = seq_len, self._steps
+        generates = known.decoded or (mixed and not first)
+        if goes_on and rows == 1 and missed_no_step and generates:
             known.decoded = True
             return "decode"
         if known.decoded or not goes_on:
@@ -122,12 +135,13 @@ class RequestHistory:
         if known is None:
             return None
         known.tokens += 1
+        known.step = self._steps
         known.decoded, known.resumed = True, False
         return known.tokens
 
     def decode_from(self, rid: str, seq_len: int) -> None:
         """Notes a decode row of a request that was not seen before."""
-        self._remember(rid, _Known(seq_len, True, False))
+        self._remember(rid, _Known(seq_len, True, False, self._steps))
 
     def _remember(self, rid: str, known: _Known) -> None:
         self._known[rid] = known
@@ -145,13 +159,19 @@ class CompositionReader:
         self._history = RequestHistory()
         self._number = 0
 
+    @property
+    def number(self) -> int:
+        """Of the forward that was read last, whoever took part in it."""
+        return self._number
+
     def read(self, batch: Any) -> Optional[Composition]:
         """The composition of a forward about to run; None where it holds no request of ours."""
         self._number += 1
-        rids = batch.rids
+        rids, mode = batch.rids, batch.forward_mode
+        if rids and (mode.is_decode() or mode.is_mixed()):
+            self._history.step()
         if not rids or not any(rid.startswith(self._prefix) for rid in rids):
             return None
-        mode = batch.forward_mode
         rows = int(batch.input_ids.shape[0])
         name = str(mode.name).lower()
         if mode.is_decode():
@@ -181,7 +201,7 @@ class CompositionReader:
         for index, rid in enumerate(rids):
             prefix_len = int(batch.extend_prefix_lens_cpu[index])
             rows = int(batch.extend_seq_lens_cpu[index])
-            phase = self._history.extend(rid, prefix_len, rows, mixed)
+            phase = self._history.extend(rid, prefix_len, rows, mixed, first=index == 0)
             parts.append(self._part(rid, prefix_len, rows, prefix_len, phase, row))
             row += rows
         return parts

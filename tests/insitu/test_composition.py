@@ -122,6 +122,40 @@ def test_a_decode_row_in_a_mixed_batch_is_decode() -> None:
     assert phases(batches) == [["extend"], ["extend", "decode"], ["decode", "decode"]]
 
 
+def test_a_last_chunk_of_one_row_in_a_mixed_batch_is_a_chunk() -> None:
+    batches = [
+        extend((rid(0), 0, 3)),
+        extend((rid(1), 0, 8)),
+        extend((rid(1), 8, 1), (rid(0), 3, 1), mode="MIXED"),
+        extend((rid(2), 0, 4), (rid(0), 4, 1), (rid(1), 9, 1), mode="MIXED"),
+    ]
+
+    assert phases(batches) == [["extend"], ["extend"], ["chunk", "decode"], ["extend", "decode", "decode"]]
+
+
+@pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
+@pytest.mark.parametrize("others", [rid(1), "somebody else"])
+def test_a_retracted_request_whose_cache_leaves_one_row_is_resumed(mode: str, others: str) -> None:
+    """It missed a step of those that went on."""
+    batches = [
+        extend((rid(0), 0, 4), (others, 0, 4)),
+        decode((rid(0), 5), (others, 5)),
+        decode((others, 6)),
+        extend(("new", 0, 4), (rid(0), 5, 1), (others, 6, 1), mode=mode),
+        decode((rid(0), 7), (others, 8)),
+    ]
+
+    again, onwards = phases(batches)[-2:]
+    assert (again[1], onwards[0]) == ("resumed", "decode")
+
+
+def test_decoding_requests_that_are_run_as_an_extend_decode() -> None:
+    """As a rank does whose peers extend."""
+    batches = [extend((rid(0), 0, 4)), decode((rid(0), 5)), extend((rid(0), 5, 1)), decode((rid(0), 7))]
+
+    assert phases(batches) == [["extend"], ["decode"], ["decode"], ["decode"]]
+
+
 def test_positions_of_decode_rows_are_counted_and_not_read_from_the_device() -> None:
     class Device(Rows):
         def tolist(self) -> list[int]:
