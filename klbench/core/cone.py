@@ -33,6 +33,7 @@ class Cone:
         places = np.arange(columns)[:, None]
         self._last = np.where(differs, places, -1).max(axis=0, initial=-1)
         _, hidden = head_column(trace, comparison)
+        self._head = int(hidden.min()) if len(hidden) else self._never
         seen = comparison.status[hidden].max(axis=0, initial=ABSENT) >= Status.EQUAL
         at_head = np.where(differs[hidden], hidden[:, None], -1).max(axis=0, initial=-1)
         # Where the rows entering the logits were not observed, any difference may have entered them.
@@ -54,7 +55,8 @@ class Cone:
 
     def reaches(self, origin: Origin) -> bool:
         """Whether the difference may have reached a divergent token."""
-        if origin.kind == "head":
+        if origin.kind == "head" or origin.column >= self._head:
+            # What enters the logits, or comes behind that, goes into its own row's token and into no other.
             return bool((origin.rows & self._divergent).any())
         tainted = np.zeros(len(self._out_column), dtype=np.bool_)
         if origin.kind == "state_write":
@@ -70,9 +72,10 @@ class Cone:
                 reached = min(reached, int(self._out_column[through_state].min()))
             if reached == self._never:
                 continue
-            if self._divergent[node] and self._arrives[node] > reached:
+            # A gap's column is the input that it spoils: it may be the state's, or that of the logits.
+            if self._divergent[node] and self._arrives[node] >= reached:
                 return True
-            tainted |= self._written[:, node] > reached
+            tainted |= self._written[:, node] >= reached
         return False
 
 

@@ -83,9 +83,10 @@ def localise(
         pairs, comparison = alignment.pairs, alignment.comparison
         judged = judge(trace, comparison)
         rank = _Rank(trace, alignment, judged, histories(trace, pairs, comparison))
+        compared = compared_rows(pairs, first_token)
         origins = [
-            *leaf_origins(trace, comparison, judged, rank.history, compared_rows(pairs, first_token)),
-            *gaps(trace, comparison),
+            *leaf_origins(trace, comparison, judged, rank.history, compared),
+            *gaps(trace, comparison, compared),
             *state_origins(trace, pairs, comparison, judged, rank.history),
             *head(trace, pairs, comparison, divergent_positions),
         ]

@@ -118,8 +118,11 @@ def _all_equal_before(comparison: Comparison) -> Mask:
     return result
 
 
-def gaps(trace: Trace, comparison: Comparison) -> list[Origin]:
-    """Rows whose first difference is an input, or the output of a container."""
+def gaps(trace: Trace, comparison: Comparison, compared: Mask) -> list[Origin]:
+    """Rows whose first difference is an input, or the output of a container.
+
+    What enters the head is judged at the `compared` rows alone.
+    """
     differs = comparison.status == Status.DIFFERS
     if not len(differs):
         return []
@@ -142,10 +145,14 @@ def gaps(trace: Trace, comparison: Comparison) -> list[Origin]:
             before = int(comparison.operator[earlier[-1]]) if len(earlier) else None
             _, rows = groups.get((before, after), (column, np.zeros(differs.shape[1], dtype=np.bool_)))
             groups[before, after] = (column, rows | here)
-    return [
-        Origin("gap", after, column, rows, before=before)
-        for (before, after), (column, rows) in groups.items()
-    ]
+    found = []
+    for (before, after), (column, rows) in groups.items():
+        operator = trace.operators[after]
+        if is_logits(operator) or operator.module in HEAD_OPERATORS:
+            rows = rows & compared
+        if rows.any():
+            found.append(Origin("gap", after, column, rows, before=before))
+    return found
 
 
 def _innermost(differs: Mask, column: int, is_leaf: Mask, is_output: Mask) -> Ints:

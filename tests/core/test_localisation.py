@@ -117,6 +117,30 @@ def test_unhooked_code_between_two_operators_is_a_gap(gap: str, named: str) -> N
     assert found.findings[0].layer == 1
 
 
+class KeyGap(Model):
+    """Unhooked code between the rotary embedding and the attention, which changes the key alone."""
+
+    def _tensor(self, path: str, direction: Direction, argument: int, values: list[int]) -> None:
+        if path.endswith(".attn") and direction == Direction.IN and argument == 1:
+            layer = int(path.split(".")[2])
+            values[:] = [self._planted(layer, "key_gap", place, value) for place, value in enumerate(values)]
+        super()._tensor(path, direction, argument, values)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("observes_state", [False, True])
+def test_a_gap_before_the_key_alone_reaches_the_tokens_through_the_cache(
+    layer: int, observes_state: bool
+) -> None:
+    plant = Plant(layer, "key_gap", lambda arm, position, _: arm == Arm.GENERATION and position in (2, 3))
+
+    found = located(KeyGap(2, plants=(plant,), observes_state=observes_state))
+
+    base = f"model.layers.{layer}"
+    assert said(found) == [(f"{base}.rope -> {base}.attn", 2, 2)]
+    assert not found.findings[0].latent
+
+
 def test_a_container_whose_children_are_equal_is_a_gap_behind_its_last_child() -> None:
     model = Model(2)
     divergent = run_match(model, TOKENS, PROMPT)
