@@ -15,7 +15,7 @@ from klbench.engine.client import OnCall, ServerClient
 from klbench.engine.server import Server
 from klbench.engine.target import Demo, LaunchOptions
 from klbench.zoo import Kind
-from tests.troubles import named_tests
+from tests.troubles import is_named, named_tests
 
 # sglang is thousands of modules in three processes: each start would compile all of them again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     named = named_tests()
     for item in items:
         file = item.path.relative_to(Path(__file__).parent).as_posix()
-        if f"{file}::{item.name.partition('[')[0]}" in named:
+        if is_named(f"{file}::{item.name}", named):
             item.add_marker("faults")
 
 

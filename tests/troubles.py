@@ -1,11 +1,13 @@
 """The troubles that people really have with such work, and the tests that show what klbench does about each.
 
 `pytest -m faults` runs them all; `python -m tests.tools.troubles` also writes the table in the README. A
-trouble without a test has a reason why klbench cannot have it. Tests are named `file::function` below tests/.
+trouble without a test has a reason why klbench cannot have it. Tests are named `file::function` below tests/,
+with all their cases, or `file::function[case]` where only that case is about the trouble.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -29,7 +31,7 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T02": Trouble(
         "a backend refused that nobody typed",
-        ("engine/test_launching.py::test_each_known_error_has_its_next_step",),
+        ("engine/test_launching.py::test_each_known_error_has_its_next_step[backend-refused]",),
     ),
     "T03": Trouble(
         "torch_native refused by deterministic mode",
@@ -41,7 +43,7 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T05": Trouble(
         "a Triton kernel needs more shared memory than the GPU has",
-        ("engine/test_launching.py::test_each_known_error_has_its_next_step",),
+        ("engine/test_launching.py::test_each_known_error_has_its_next_step[shared-memory]",),
     ),
     "T07": Trouble(
         "a flag that forces other settings",
@@ -71,7 +73,8 @@ TROUBLES: dict[str, Trouble] = {
         "proxies and routers in between",
         (
             "engine/test_client.py::test_proxies_are_ignored_on_loopback",
-            "engine/test_arms.py::test_an_answer_that_cannot_be_compared_is_refused",
+            "engine/test_arms.py::test_an_answer_that_cannot_be_compared_is_refused[hits-not-said]",
+            "engine/test_arms.py::test_an_answer_that_cannot_be_compared_is_refused[other-id]",
         ),
     ),
     "T12": Trouble(
@@ -79,6 +82,9 @@ TROUBLES: dict[str, Trouble] = {
         (
             "engine/test_phases.py::test_the_schedulers_own_error_is_told_from_its_wrappers",
             "engine/test_server.py::test_a_launch_that_fails_shows_what_the_server_itself_says",
+            "engine/test_launching.py::test_each_known_error_has_its_next_step[kernels]",
+            "engine/test_launching.py::test_each_known_error_has_its_next_step[weights]",
+            "engine/test_launching.py::test_each_known_error_has_its_next_step[tokenizer]",
         ),
     ),
     "T13": Trouble(
@@ -108,7 +114,8 @@ TROUBLES: dict[str, Trouble] = {
     "T16": Trouble(
         "out of memory while input logprobs are computed",
         (
-            "engine/test_launching.py::test_each_known_error_has_its_next_step",
+            "engine/test_launching.py::test_each_known_error_has_its_next_step[out-of-memory]",
+            "engine/test_launching.py::test_each_known_error_has_its_next_step[not-enough-memory]",
             "engine/test_prompts.py::test_what_scoring_holds_is_estimated",
         ),
     ),
@@ -155,11 +162,20 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T25": Trouble(
         "penalties, filters or grammar in force",
-        ("engine/test_refusals.py::test_settings_that_make_the_two_paths_incomparable_are_refused",),
+        (
+            "engine/test_refusals.py::test_settings_that_make_the_two_paths_incomparable_are_refused[top-p]",
+            "engine/test_refusals.py::"
+            "test_settings_that_make_the_two_paths_incomparable_are_refused[penalty]",
+            "engine/test_refusals.py::"
+            "test_settings_that_make_the_two_paths_incomparable_are_refused[grammar]",
+        ),
     ),
     "T26": Trouble(
         "speculative decoding",
-        ("engine/test_refusals.py::test_settings_that_make_the_two_paths_incomparable_are_refused",),
+        (
+            "engine/test_refusals.py::test_settings_that_make_the_two_paths_incomparable_are_refused[eagle]",
+            "engine/test_refusals.py::test_settings_that_make_the_two_paths_incomparable_are_refused[ngram]",
+        ),
     ),
     "T27": Trouble(
         "requests retracted or aborted during a run",
@@ -182,7 +198,12 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T30": Trouble(
         "prefill and decode on different servers",
-        ("engine/test_refusals.py::test_settings_that_make_the_two_paths_incomparable_are_refused",),
+        (
+            "engine/test_refusals.py::"
+            "test_settings_that_make_the_two_paths_incomparable_are_refused[prefill-role]",
+            "engine/test_refusals.py::"
+            "test_settings_that_make_the_two_paths_incomparable_are_refused[decode-role]",
+        ),
     ),
     "T31": Trouble(
         "a zero on one GPU proves nothing for two",
@@ -224,12 +245,20 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T38": Trouble(
         "environment that changes numbers",
-        ("session/test_comparing.py::test_other_settings_are_refused_by_name_unless_the_user_insists",),
+        (
+            "session/test_comparing.py::"
+            "test_other_settings_are_refused_by_name_unless_the_user_insists[environment]",
+        ),
     ),
     # Capturing.
     "T40": Trouble(
         "a capture fills the disk",
         (
+            "session/test_forecasting.py::"
+            "test_what_will_be_written_is_said_in_the_log_and_on_the_command_line",
+            "session/test_forecasting.py::"
+            "test_what_a_user_does_not_agree_to_is_not_written_and_says_what_to_do",
+            "session/test_forecasting.py::test_without_a_user_much_is_refused_with_the_option_that_agrees",
             "engine/test_capture.py::test_a_disk_that_is_too_full_is_refused_before_anything_runs",
             "engine/test_capture.py::test_a_floor_that_is_passed_during_a_capture_cuts_it_and_not_the_server",
             "insitu/test_digest_capture.py::test_a_full_disk_makes_the_trace_invalid",
@@ -249,7 +278,14 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T44": Trouble(
         "dumps of two arms mixed in one folder",
-        ("engine/test_capture_control.py::test_each_pass_has_ids_of_its_own_and_arms_only_what_was_chosen",),
+        (
+            "insitu/test_capture_switch.py::"
+            "test_the_forwards_of_two_arms_are_dumped_into_folders_of_their_own",
+            "engine/test_dumper_control.py::"
+            "test_each_capture_has_a_name_of_its_own_behind_a_proof_that_arrived",
+            "engine/test_capture_folders.py::"
+            "test_a_capture_never_writes_among_the_dumps_or_the_trace_of_another",
+        ),
     ),
     "T45": Trouble(
         "hooks silent under CUDA graphs",
@@ -278,7 +314,13 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T50": Trouble(
         "the divergence goes away when it is looked at",
-        ("core/test_confirmation.py::test_a_missing_proof_leaves_the_grade_and_is_said",),
+        (
+            "core/test_confirmation.py::test_a_missing_proof_leaves_the_grade_and_is_said[symptom-gone]",
+            "session/test_graphs_alone.py::"
+            "test_what_goes_away_eager_is_looked_for_in_the_state_of_the_server_as_it_was",
+            "engine/test_hidden_faults.py::"
+            "test_what_hides_from_hooks_is_found_in_the_state_and_what_does_not_in_its_operator",
+        ),
     ),
     "T51": Trouble(
         "code between hooked modules",
@@ -312,13 +354,19 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T57": Trouble(
         "the watchdog ends a slow forward",
-        ("engine/test_launching.py::test_each_known_error_has_its_next_step",),
+        (
+            "engine/test_facts.py::test_the_watchdog_of_a_server_that_is_captured_waits_longer",
+            "engine/test_launching.py::"
+            "test_a_server_that_sglangs_own_checks_end_says_which_and_what_follows[watchdog]",
+            "engine/test_phases.py::"
+            "test_the_watchdog_that_ended_the_server_is_its_own_error_among_all_those_stacks",
+        ),
     ),
     "T58": Trouble(
         "a probe that reads a value crashes a graph's capture",
         (
-            "insitu/test_digest_capture.py::"
-            "test_forwards_without_an_armed_request_leave_no_trace_and_hooks_go_in_the_end",
+            "insitu/test_capture_switch.py::"
+            "test_while_a_graph_is_captured_no_value_is_read_no_module_hooked_and_nothing_switched_on",
         ),
     ),
     "T59": Trouble(
@@ -352,7 +400,11 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "T64": Trouble(
         "pool leak: sglang's own check of its cache",
-        ("engine/test_launching.py::test_each_known_error_has_its_next_step",),
+        (
+            "session/test_cache_checks.py::test_a_leak_that_the_server_only_logs_is_told_as_a_lead",
+            "engine/test_launching.py::"
+            "test_a_server_that_sglangs_own_checks_end_says_which_and_what_follows[pool-leak]",
+        ),
     ),
     "T65": Trouble(
         "Ctrl-C leaves processes or a broken terminal",
@@ -405,6 +457,8 @@ BAD_INPUTS: dict[str, tuple[str, ...]] = {
         "session/test_log.py::test_a_line_without_end_is_given_up_and_the_next_one_read",
         "session/test_damaged_sessions.py::test_a_log_with_any_byte_changed_opens",
         "session/test_damaged_sessions.py::test_damaged_columns_load_or_are_refused_and_the_rest_opens",
+        "tui/test_named_files.py::test_no_name_in_a_log_leads_out_of_the_session",
+        "tui/test_named_files.py::test_no_file_of_a_session_is_read_through_a_link_or_a_pipe",
         "session/test_runner.py::test_a_strange_command_is_refused_and_the_next_one_done",
         "session/test_runner.py::test_an_endless_command_is_hung_up_on",
     ),
@@ -413,6 +467,9 @@ BAD_INPUTS: dict[str, tuple[str, ...]] = {
         "session/test_bundle.py::test_a_link_is_refused_and_not_followed",
         "session/test_bundle.py::test_what_unpacks_to_too_much_is_refused_whatever_its_header_says",
         "session/test_bundle.py::test_a_damaged_bundle_opens_as_a_session_or_is_refused",
+        "session/test_bundle.py::test_what_was_unpacked_starts_no_server_of_a_strangers_choice",
+        "tui/test_named_files.py::test_a_bundle_has_no_traces_wherever_it_says_that_they_lie",
+        "tui/test_named_files.py::test_repeating_a_bundle_takes_over_no_path_of_another_machine",
     ),
     "tokens and texts": (
         "tui/test_terminal.py::test_hostile_tokens_reach_the_terminal_only_spelled_out",
@@ -433,3 +490,15 @@ def named_tests() -> set[str]:
     """Every test named above."""
     named = {test for trouble in TROUBLES.values() for test in trouble.tests}
     return named.union(*BAD_INPUTS.values())
+
+
+def name_of(nodeid: str) -> str:
+    """The case that pytest's id names, as above: `file::function[case]`, without the class."""
+    file, _, rest = nodeid.removeprefix("tests/").partition("::")
+    function, bracket, case = rest.partition("[")
+    return f"{file}::{function.rpartition('::')[2]}{bracket}{case}"
+
+
+def is_named(case: str, tests: Collection[str]) -> bool:
+    """Whether the case is one of the tests, or of one that is named with all its cases."""
+    return case in tests or case.partition("[")[0] in tests

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 
+from klbench.engine import disorder
+
 _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), step)
     for pattern, step in (
@@ -89,13 +91,14 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "free space on the disk or in /dev/shm that the log names; `df -h` shows which is full",
         ),
         (
-            r"pool memory leak|memory leak detected|shares a page",
+            disorder.PATTERN,
             "sglang's own check found its cache in disorder, a lead to a wrong restore (condition 2): "
             "keep the log and the prompts",
         ),
         (
             r"watchdog timeout",
-            "a forward took longer than sglang allows: add --watchdog-timeout SECONDS after --",
+            "a forward took longer than sglang allows: add --watchdog-timeout SECONDS after --; fewer and "
+            "shorter prompts make shorter forwards",
         ),
     )
 )

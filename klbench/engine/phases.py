@@ -92,6 +92,9 @@ _EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(: .*)?$")
 _ARGPARSE = re.compile(r"^[\w. /-]{1,80}: error: .+")
 _CHAIN = ("During handling of the above", "The above exception was the direct cause")
 _KEEP_LINES = 60
+# It ends the server without an exception, with stacks of all threads around it and a KILL behind it. A soft
+# one says the same words and ends nothing.
+_WATCHDOG = re.compile(r"\bwatchdog timeout \((?!.*soft=True)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +151,18 @@ def _continues(line: str) -> bool:
 def own_error(log: str) -> OwnError | None:
     """The error that ended the server, told from the wrappers that report it once more.
 
-    A scheduler's exception comes first, then the last traceback that is no wrapper, then what the argument
-    parser refused; None when the log names no error.
+    A scheduler's exception comes first, then its watchdog's word, the last traceback that is no wrapper, and
+    what the argument parser refused; None when the log names no error.
     """
     lines = log.splitlines()
     blocks = _traceback_blocks(lines)
     own = [block for block in blocks if not _WRAPPERS.search(block.headline)]
-    chosen = next((block for block in own if block.from_scheduler), own[-1] if own else None)
+    chosen = next((block for block in own if block.from_scheduler), None)
+    if chosen is None:
+        for line in lines:
+            if _WATCHDOG.search(line):
+                return OwnError(_PREFIX.sub("", line), (line,))
+        chosen = own[-1] if own else None
     if chosen is not None:
         return OwnError(chosen.headline, chosen.lines[-_KEEP_LINES:])
     for number, line in reversed(list(enumerate(lines))):

@@ -27,6 +27,9 @@ from klbench.zoo import Kind, make_model, zoo_root
 
 DETERMINISTIC = "--enable-deterministic-inference"
 _GPU_DEMO_POOL = ("--max-total-tokens", "65536", "--mem-fraction-static", "0.3")
+_PATIENT_WATCHDOG = ("--watchdog-timeout", "1800")
+"""For servers that are captured: sglang ends a server whose forward takes more than 300 s, and one that a
+dumper writes whole prefills of can take longer. As long as klbench itself waits for one that stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,7 @@ async def _our_flags(
     if cpu:
         ours += cpu_launch_flags()
         # An idle scheduler polls without a pause: measured 97 % of a core, 1 % with this.
-        ours.append("--sleep-on-idle")
+        ours += ["--sleep-on-idle", *_PATIENT_WATCHDOG]
     elif isinstance(target, Demo):
         ours += _GPU_DEMO_POOL
     if options.attention_backend is not None:
@@ -259,6 +262,8 @@ async def _our_flags(
             # A scheduler that polls holds the interpreter, and the trace is written by a thread of its own:
             # measured on an H200, 43 s for a trace of 7 MB.
             ours.append("--sleep-on-idle")
+        if _PATIENT_WATCHDOG[0] in flags:
+            ours += _PATIENT_WATCHDOG
     return ours
 
 

@@ -35,6 +35,7 @@ from . import control, conv_operator
 from .composition import ARMED_FAULTS, Composition, CompositionLog, CompositionReader
 from .digest_capture import DigestCapture
 from .plugin import write_json_atomically
+from .recording import goes_into_a_graph
 from .state_probe import StateProbe
 
 CONTROL = "capture-control.json"
@@ -136,7 +137,10 @@ class Capture:
                 return None
             if settings.backend != "dumper":
                 return composition if self._begin_digests(composition, batch) else None
-            return composition if self._enable(settings, composition) else None
+            if goes_into_a_graph(batch.input_ids.device):
+                return None
+            self._enable(settings, composition)
+            return composition
         except Exception as error:
             self._break(error)
             return None
@@ -148,7 +152,7 @@ class Capture:
         self._recording = digests
         return True
 
-    def _enable(self, settings: Settings, composition: Composition) -> bool:
+    def _enable(self, settings: Settings, composition: Composition) -> None:
         free = shutil.disk_usage(str(settings.folder)).free
         if free < settings.free_floor_bytes:
             raise OSError(f"{free} bytes are free, less than the floor of {settings.free_floor_bytes}")
@@ -172,7 +176,6 @@ class Capture:
             enable_model_grad=False,
             cleanup_previous=False,
         )
-        return True
 
     def _register_hooks(self, dumper: Any, settings: Settings) -> Any:
         hooks: Any = _THEIR_HOOKS

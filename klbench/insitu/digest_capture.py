@@ -19,7 +19,7 @@ import torch
 from .composition import Composition
 from .head import PROCESSOR, Head, is_scoring, sampled_rows
 from .module_sites import Site, each_tensor, sites_of
-from .recording import ArmedRows, Axes, Names, Recording
+from .recording import ArmedRows, Axes, Names, Recording, goes_into_a_graph
 from .recording_writer import Limits, NewNames, RecordingWriter, Tokens
 from .state_reads import StateReads
 from .trace_writer import IN, OUT, TraceWriter
@@ -92,7 +92,7 @@ class DigestCapture:
     def begin(self, composition: Composition, batch: Any) -> bool:
         """Starts to record a forward; False where it cannot be."""
         device = batch.input_ids.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if goes_into_a_graph(device):
             return False
         if not self._handles:
             self._register()

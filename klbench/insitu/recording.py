@@ -45,6 +45,12 @@ def row_axis(shape: Sequence[int], total: int, known: Optional[int] = None) -> O
     return exact[0] if len(exact) == 1 else None
 
 
+def goes_into_a_graph(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured from what runs now: nothing of it is computed, and reading any
+    value would end the capture, and with it the server."""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
 class Names:
     """Numbers names in the order they come; `new` are those that nobody has taken over yet."""
 

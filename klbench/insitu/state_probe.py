@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import torch
 
 from .composition import Composition
-from .recording import ArmedRows, Names, Recording
+from .recording import ArmedRows, Names, Recording, goes_into_a_graph
 from .recording_writer import Limits, NewNames, RecordingWriter, Tokens
 from .state_reads import Pools, StateReads
 from .trace_writer import TraceWriter
@@ -85,7 +85,7 @@ class StateProbe:
     def begin(self, composition: Composition, batch: Any) -> bool:
         """Looks at what a forward will read; False where it cannot be looked at."""
         device = batch.input_ids.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if goes_into_a_graph(device):
             return False
         self._writer.forward_begins()
         rows = ArmedRows.of(composition, int(batch.input_ids.shape[0]))

@@ -21,8 +21,10 @@ from klbench.core.diagnosis import diagnose
 from klbench.core.exercised import what_will_be_missed
 from klbench.core.kl import helper_result, not_measured
 from klbench.core.text import counted
+from klbench.engine.advice import advice
 from klbench.engine.arms import LostLogprobsError, despite_lost_logprobs
 from klbench.engine.capture_control import RequestIds
+from klbench.engine.disorder import CacheChecks
 from klbench.engine.generation_arm import GenerationArm
 from klbench.engine.prompts import PromptSet
 from klbench.engine.server import Server
@@ -141,16 +143,20 @@ class Measurement:
         began = time.monotonic()
         earlier_s = self._continue() if self._continues is not None else self._start()
         cancelled = False
+        checks = CacheChecks(self._server.log)
         try:
             target, _ = self._session.start.as_shown()
             past = await asyncio.to_thread(past_of, target)
             for done, helper in enumerate(self._helpers):
                 job.progress(helper, done, len(self._helpers), self._expected_s(past, self._helpers[done:]))
                 await self._helper(helper)
+                self._say_what_was_found(checks)
         except asyncio.CancelledError:
             cancelled = True
             raise
         finally:
+            # A check is made when the server has become idle: the last one's word may come late.
+            self._say_what_was_found(checks)
             verdict = diagnose(self._results, self._columns, self._server.facts.as_dict())
             elapsed_s = earlier_s + time.monotonic() - began
             self._session.emit(
@@ -316,6 +322,11 @@ class Measurement:
                 "the K/V pool was full; rows that were computed twice were extended, not decoded",
                 "use fewer --samples, or a larger pool: --max-total-tokens after --",
             )
+
+    def _say_what_was_found(self, checks: CacheChecks) -> None:
+        """Warns of what sglang's own check of its cache found, which its log alone tells."""
+        if (line := checks.news()) is not None:
+            self._warn("sglang's own check found its cache in disorder", line[:300], advice(line) or "")
 
     def _warn(self, what: str, why: str, next: str) -> None:
         self._session.emit(ev.Trouble(level="warning", what=what, why=why, next=next))

@@ -85,7 +85,11 @@ def test_a_finding_with_every_proof_is_confirmed_and_names_the_m():
         ({"repeat": ()}, "repeat_differs"),
         ({"repeat": (replace(FINDING, first_position=121),)}, "repeat_differs"),
     ],
-)
+    ids=[
+        "symptom-gone", "logprobs-changed", "logprobs-unknown", "other-batch", "batch-unknown", "no-repeat",
+        "nothing-again", "elsewhere-again",
+    ],
+)  # fmt: skip
 def test_a_missing_proof_leaves_the_grade_and_is_said(change, code):
     finding = judged(experiment=replace(PROVED, **change))
     assert finding.grade == "probable"

@@ -321,7 +321,11 @@ def changed(arm: str, **fields: Any) -> Any:
             "no float32 values",
         ),
     ],
-)
+    ids=[
+        "other-output", "no-logprobs", "nothing-generated", "too-much-generated", "hits-not-said",
+        "too-many-hits", "other-id", "aborted", "not-scored", "other-tokens-scored", "shifted", "no-float32",
+    ],
+)  # fmt: skip
 async def test_an_answer_that_cannot_be_compared_is_refused(mend: Any, words: str) -> None:
     with pytest.raises(UndecidedError, match=words):
         await run(FakeServer(mend=mend), "match")

@@ -182,6 +182,51 @@ async def test_a_scheduler_that_is_captured_on_a_gpu_sleeps_when_idle(
     assert ("--disable-cuda-graph" in plan.spec.arguments) is ready
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ready", "users", "flags", "seconds"),
+    [
+        (1, True, (), {"--disable-cuda-graph": None, "--watchdog-timeout": None}, "1800"),
+        (
+            1,
+            True,
+            ("--watchdog-timeout", "60"),
+            {"--disable-cuda-graph": None, "--watchdog-timeout": None},
+            "60",
+        ),
+        (1, True, (), {"--disable-cuda-graph": None}, None),
+        (1, False, (), {"--disable-cuda-graph": None, "--watchdog-timeout": None}, None),
+        (0, True, (), {}, "1800"),
+        (0, False, ("--watchdog-timeout", "60"), {}, "60"),
+    ],
+    ids=["gpu", "users-own", "unknown-there", "not-captured", "cpu", "users-own-cpu"],
+)
+async def test_the_watchdog_of_a_server_that_is_captured_waits_longer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    ready: bool,
+    users: tuple[str, ...],
+    flags: dict[str, None],
+    seconds: str | None,
+) -> None:
+    control = tmp_path / "control"
+    control.mkdir(mode=0o700)
+
+    async def there() -> list[Gpu]:
+        return [gpu(0, 0)][:gpus]
+
+    async def its_flags(*_: object) -> Flags:
+        return Flags(dict(flags))
+
+    monkeypatch.setattr(target, "list_gpus", there)
+    monkeypatch.setattr(target, "server_flags", its_flags)
+    options = LaunchOptions(ready_to_capture=ready, arguments=users)
+    plan = await plan_launch(Demo("dense"), options, log=tmp_path / "log", control_dir=control)
+    given = parse_arguments(plan.spec.arguments)
+    assert given.get("--watchdog-timeout") == seconds
+    assert plan.spec.arguments.count("--watchdog-timeout") == (seconds is not None)
+
+
 async def test_the_users_own_arguments_win_over_ours(tmp_path: Path) -> None:
     control = tmp_path / "control"
     control.mkdir(mode=0o700)

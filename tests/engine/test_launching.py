@@ -23,6 +23,7 @@ from klbench.engine.launching import (
 )
 from klbench.engine.process import Ended, LaunchSpec, ServerProcess, end_processes_of, free_port
 from klbench.errors import DeadlineError
+from tests.engine.test_phases import WATCHDOG
 
 SCHEDULER_CRASH = """\
 [2026-11-29 19:19:14] Load weight begin. avail mem=17.23 GB
@@ -33,26 +34,44 @@ SCHEDULER_CRASH = """\
 """
 
 # What sglang and the libraries below it say, and a word of the advice.
-TROUBLES = [
-    ("ValueError: deterministic inference does not support attention backend 'trtllm_mha'", "fa3"),
-    ("triton.runtime.errors.OutOfResources: out of resource: shared memory, 147456", "another GPU"),
-    ("ValueError: Port 30000 is not available", "ss -ltnp"),
-    ("ImportError: undefined symbol: _ZN3c104cuda9SetDeviceEi in sgl_kernel/common_ops.abi3.so", "fit"),
-    ("OSError: no file named model.safetensors found in /models/x", "download"),
-    ("OSError: Can't load tokenizer for '/models/x'", "--skip-tokenizer-init"),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.40 GiB", "--mem-fraction-static"),
-    ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "--samples"),
-    ("Watchdog timeout (watchdog_timeout=300, self.soft=False)", "--watchdog-timeout"),
-    ("OSError: [Errno 28] No space left on device", "df -h"),
-    ("ValueError: token_to_kv_pool_allocator memory leak detected!", "condition 2"),
-    ("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the file in the cache", "local folder"),
-    ("launch_server.py: error: unrecognized arguments: --no-such-flag", "--help"),
-    ("ValueError: Model architectures ['Foo'] are not supported for now.", "newer"),
-    ("ModuleNotFoundError: No module named 'sgl_kernel'", "klbench doctor"),
-]
+TROUBLES = {
+    "backend-refused": (
+        "ValueError: deterministic inference does not support attention backend 'trtllm_mha'",
+        "fa3",
+    ),
+    "shared-memory": (
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, 147456",
+        "another GPU",
+    ),
+    "port": ("ValueError: Port 30000 is not available", "ss -ltnp"),
+    "kernels": (
+        "ImportError: undefined symbol: _ZN3c104cuda9SetDeviceEi in sgl_kernel/common_ops.abi3.so",
+        "fit",
+    ),
+    "weights": ("OSError: no file named model.safetensors found in /models/x", "download"),
+    "tokenizer": ("OSError: Can't load tokenizer for '/models/x'", "--skip-tokenizer-init"),
+    "out-of-memory": (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.40 GiB",
+        "--mem-fraction-static",
+    ),
+    "not-enough-memory": (
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "--samples",
+    ),
+    "watchdog": ("Watchdog timeout (watchdog_timeout=300, self.soft=False)", "--watchdog-timeout"),
+    "disk": ("OSError: [Errno 28] No space left on device", "df -h"),
+    "pool-leak": ("ValueError: token_to_kv_pool_allocator memory leak detected!", "condition 2"),
+    "offline": (
+        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the file in the cache",
+        "local folder",
+    ),
+    "unknown-flag": ("launch_server.py: error: unrecognized arguments: --no-such-flag", "--help"),
+    "architecture": ("ValueError: Model architectures ['Foo'] are not supported for now.", "newer"),
+    "package": ("ModuleNotFoundError: No module named 'sgl_kernel'", "klbench doctor"),
+}
 
 
-@pytest.mark.parametrize(("error", "word"), TROUBLES)
+@pytest.mark.parametrize(("error", "word"), TROUBLES.values(), ids=TROUBLES)
 def test_each_known_error_has_its_next_step(error: str, word: str) -> None:
     assert word in (advice(error) or "")
 
@@ -119,6 +138,29 @@ async def test_a_server_that_ends_says_its_own_error_and_the_next_step(start) ->
     assert isinstance(error, LaunchError)
     assert "Can't load tokenizer" in error.why
     assert "--skip-tokenizer-init" in error.next
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "next_step"),
+    [
+        (WATCHDOG, "watchdog timeout", "--watchdog-timeout SECONDS"),
+        (
+            SCHEDULER_CRASH.format(error="ValueError: full token_to_kv_pool memory leak detected! size=9"),
+            "memory leak detected",
+            "a lead to a wrong restore (condition 2): keep the log and the prompts",
+        ),
+    ],
+    ids=["watchdog", "pool-leak"],
+)
+async def test_a_server_that_sglangs_own_checks_end_says_which_and_what_follows(  # type: ignore[no-untyped-def]
+    start, words: str, why: str, next_step: str
+) -> None:
+    # As sglang does: a KILL comes last, and says nothing of the cause.
+    error = await failure(start(words, "import os; os.kill(os.getpid(), 9)"))
+    assert isinstance(error, LaunchError)
+    assert why in error.why
+    assert "the kernel" not in error.why
+    assert next_step in error.next
 
 
 async def test_a_start_that_hangs_says_what_it_was_doing(start) -> None:  # type: ignore[no-untyped-def]

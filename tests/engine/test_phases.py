@@ -93,6 +93,36 @@ def test_of_a_chain_of_exceptions_the_last_is_the_headline_and_all_are_kept() ->
     assert "KeyError: 'x'" in error.lines
 
 
+WATCHDOG = """\
+Traceback (most recent call last):
+  File "tokenizer.py", line 1, in fallback
+KeyError: 'a harmless one, much earlier'
+[2026-11-30 18:40:47] Scheduler debug info:
+scheduler.cur_batch_for_debug.batch_size()=1
+Thread 24413 (idle): "Thread-1 (_watchdog_thread)"
+    pyspy_dump_schedulers (utils/cudacore_pyspy_dump_utils.py:84)
+[2026-11-30 18:40:47] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)
+
+
+[2026-11-30 18:40:52] SIGQUIT received. signum=None, frame=None. It usually means one child failed.
+Thread 31445 (idle): "Thread-1 (_watchdog_thread)"
+    WatchdogRaw._watchdog_once (utils/watchdog.py:147)
+[2026-11-30 18:40:52] Waiting 60.0 seconds for CUDA coredumps before exiting.
+"""
+
+
+def test_the_watchdog_that_ended_the_server_is_its_own_error_among_all_those_stacks() -> None:
+    error = own_error(WATCHDOG)
+    assert error is not None
+    assert error.headline == "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"
+    soft = own_error(WATCHDOG.replace("soft=False", "soft=True"))
+    assert soft is not None
+    assert "harmless" in soft.headline
+    crash = own_error(WATCHDOG + SCHEDULER_CRASH)
+    assert crash is not None
+    assert crash.headline.startswith("IndexError")
+
+
 @pytest.mark.parametrize("program", ["launch_server.py", "sglang serve"])
 def test_what_the_argument_parser_refused_is_an_error_too(program: str) -> None:
     error = own_error(f"usage: {program} [-h]\n{program}: error: unrecognized arguments: --nope\n")

@@ -50,6 +50,7 @@ def server(info: dict[str, Any] | None = None, **facts: Any) -> Server:
         ({"preferred_sampling_params": '{"frequency_penalty": 0.1}'}, "frequency_penalty"),
         ({"preferred_sampling_params": '{"temperature": 0.7, "regex": "a+"}'}, "regex"),
     ],
+    ids=["eagle", "ngram", "prefill-role", "decode-role", "top-p", "penalty", "grammar"],
 )
 def test_settings_that_make_the_two_paths_incomparable_are_refused(info: dict[str, Any], word: str) -> None:
     with pytest.raises(UndecidedError) as refused:

@@ -9,6 +9,7 @@ import os
 import sys
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -76,6 +77,7 @@ class Server:
     nonce: str = NONCE
     foreign_requests: int = 0
     retracted_requests: tuple[int, ...] = ()
+    log: Path | None = None
 
     def why_not(self, _helper):
         return None

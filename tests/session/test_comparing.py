@@ -127,6 +127,7 @@ def test_another_experiment_is_refused_by_name_even_if_the_user_insists(tmp_path
         ({"gpus": ["NVIDIA H200"]}, "gpus"),
         ({"numerics_env": {"NCCL_ALGO": "Tree"}}, "numerics_env.NCCL_ALGO"),
     ],
+    ids=["backend", "gpus", "environment"],
 )
 def test_other_settings_are_refused_by_name_unless_the_user_insists(tmp_path, capsys, facts, key):
     one, two = session(tmp_path / "one"), with_facts(tmp_path / "two", **facts)
