@@ -84,13 +84,12 @@ def masked_operators(
     pairs: Pairs,
     judged: Judged,
     history: dict[int, History],
-    origins: list[Origin],
+    because: str,
 ) -> list[Masked]:
-    """Leaves that in some phase never saw equal inputs and state though both arms were observed."""
-    if not origins:
-        return []
-    earliest = min(origins, key=lambda origin: (int(np.flatnonzero(origin.rows)[0]), origin.column))
-    because = trace.operators[earliest.operator].module
+    """Leaves that in some phase never saw equal inputs and state though both arms were observed.
+
+    `because` is the module of the origin that they lie behind.
+    """
     found = []
     for number in leaves(trace):
         operator = trace.operators[number]

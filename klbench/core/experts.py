@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from klbench.core.comparison import Comparison, Pairs, Status
 from klbench.core.findings import Evidence, Finding
-from klbench.core.trace import Arm, Direction, Operator, Trace
+from klbench.core.trace import Arm, Direction, Operator, Phase, Trace
 
 EXPERTS = "experts_differ"
 """Code of the evidence."""
@@ -29,7 +29,8 @@ IDS = "topk_ids"
 def experts_chosen(trace: Trace, pairs: Pairs, comparison: Comparison) -> Evidence | None:
     """In which layers and from which row on the chosen experts differ; None where no layer says it differs.
 
-    `values` has "module", "call", "layer", "position" and "arm" of the first, by row and then by layer.
+    `values` has "module", "call", "layer", "position", "arm", "phase" and "rank" of the first, by row and
+    then by layer.
     """
     routers = [
         column
@@ -55,6 +56,8 @@ def experts_chosen(trace: Trace, pairs: Pairs, comparison: Comparison) -> Eviden
         "layer": operator.layer,
         "position": position,
         "arm": Arm(int(pairs.arm[node])).name.lower(),
+        "phase": Phase(int(pairs.phase[node])).name.lower(),
+        "rank": pairs.rank,
         "from_layer": lowest.layer,
         "layers": layers,
         "of_layers": len(routers),

@@ -177,3 +177,5 @@ class Localisation:
     map: Map | None
     around_position: int | None
     around_arm: str | None
+    around_phase: str | None = None
+    around_rank: int | None = None

@@ -7,7 +7,8 @@ and whose output differs. Rules, at each row:
 - a gap A -> B: the row's first difference is an input (of B), all that was put out before it (last by A) is
   equal; a container whose output is the row's first difference is the gap behind its last child;
 - a stateful operator also needs an equal history (history.py): a difference there is inherited;
-- the head: the hidden rows entering the logits are equal and the logprob differs.
+- the head: the hidden rows entering the logits are equal and the logprob differs;
+- several ranks: what another rank explains is inherited from it (ranks.py).
 
 What is missing in one arm is never equal. Nothing here knows a tensor or a file.
 """
@@ -15,7 +16,8 @@ What is missing in one arm is never equal. Nothing here knows a tensor or a file
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,13 +27,14 @@ from klbench.core.cone import Cone, masked_operators
 from klbench.core.experts import experts_chosen, with_experts
 from klbench.core.findings import Evidence, Finding, Grade, Kind, Localisation, Masked, not_aligned
 from klbench.core.history import History, histories
-from klbench.core.origins import Judged, Origin, compared_rows, gaps, head, judge, leaf_origins
+from klbench.core.origins import Judged, Mask, Origin, compared_rows, gaps, head, judge, leaf_origins
 from klbench.core.provenance import state_origins
+from klbench.core.ranks import as_one, beside, inherited, open_to_others
 from klbench.core.surroundings import layer_map, neighbours
 from klbench.core.trace import METADATA, Arm, Direction, Ints, Operator, Phase, Trace
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Rank:
     """One rank's trace, compared and judged."""
 
@@ -39,12 +42,54 @@ class _Rank:
     alignment: Alignment
     judged: Judged
     history: dict[int, History]
+    origins: list[Origin] = field(default_factory=list)
+    inherited: list[tuple[int, Mask]] = field(default_factory=list)
+    """Operators and the rows at which another rank explains what they put out."""
+
+    @classmethod
+    def of(cls, trace: Trace, alignment: Alignment) -> _Rank:
+        pairs, comparison = alignment.pairs, alignment.comparison
+        return cls(trace, alignment, judge(trace, comparison), histories(trace, pairs, comparison))
+
+    def find_origins(self, divergent_positions: Ints, first_token: int, others: Sequence[_Rank]) -> None:
+        """Fills `origins`, and `inherited` where another rank explains a leaf's output."""
+        trace, pairs, comparison = self.trace, self.alignment.pairs, self.alignment.comparison
+        compared = compared_rows(pairs, first_token)
+        candidates = [
+            *leaf_origins(trace, comparison, self.judged, self.history, compared),
+            *gaps(trace, comparison, compared),
+            *head(trace, pairs, comparison, divergent_positions),
+        ]
+        self.origins = state_origins(trace, pairs, comparison, self.judged, self.history)
+        mine = (pairs, comparison)
+        seen = [beside(mine, (other.alignment.pairs, other.alignment.comparison)) for other in others]
+        for origin in candidates:
+            taken = inherited(trace, comparison, origin, seen)
+            if taken.any() and origin.kind != "gap":
+                self.inherited.append((origin.operator, taken))
+            rest = dataclasses.replace(origin, rows=origin.rows & ~taken)
+            if rest.rows.any():
+                self.origins.append(rest)
+
+    def masked(self, earliest: _Described) -> list[Masked]:
+        """What never saw equal inputs on this rank, because of its own first origin or the first of all."""
+        module = self.trace.operators[earliest.origin.operator].module
+        if self.origins:
+            own = min(self.origins, key=lambda origin: (int(np.flatnonzero(origin.rows)[0]), origin.column))
+            module = self.trace.operators[own.operator].module
+        inputs = self.judged.inputs.copy()
+        for operator, rows in self.inherited:
+            # Another rank's were not equal.
+            inputs[operator, rows] = Status.DIFFERS
+        judged = dataclasses.replace(self.judged, inputs=inputs)
+        return masked_operators(self.trace, self.alignment.pairs, judged, self.history, module)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Described:
     """A finding with what it was made from; sorted by what matters, then by place and time."""
 
+    of: _Rank
     finding: Finding
     origin: Origin
     node: int
@@ -73,41 +118,36 @@ def localise(
         for alignment in alignments
         if not alignment.proved
     ]
+    ranks = [_Rank.of(trace, alignment) for alignment in alignments if alignment.proved]
+    for rank in ranks:
+        rank.find_origins(divergent_positions, first_token, [other for other in ranks if other is not rank])
     described: list[_Described] = []
-    masked: list[Masked] = []
     experts: Evidence | None = None
-    screen = Localisation((), (), (), None, None, None)
-    for alignment in alignments:
-        if not alignment.proved:
-            continue
-        pairs, comparison = alignment.pairs, alignment.comparison
-        judged = judge(trace, comparison)
-        rank = _Rank(trace, alignment, judged, histories(trace, pairs, comparison))
-        compared = compared_rows(pairs, first_token)
-        origins = [
-            *leaf_origins(trace, comparison, judged, rank.history, compared),
-            *gaps(trace, comparison, compared),
-            *state_origins(trace, pairs, comparison, judged, rank.history),
-            *head(trace, pairs, comparison, divergent_positions),
-        ]
+    for rank in ranks:
+        pairs, comparison = rank.alignment.pairs, rank.alignment.comparison
         cone = Cone(trace, pairs, comparison, rank.history, divergent_positions)
-        found = [_describe(rank, part, cone) for origin in origins for part in _by_arm(rank, origin)]
-        masked += masked_operators(trace, pairs, judged, rank.history, origins)
+        described += [
+            _describe(rank, part, cone) for origin in rank.origins for part in _by_arm(rank, origin)
+        ]
         experts = experts or experts_chosen(trace, pairs, comparison)
-        if found and screen.map is None:
-            first = min(found, key=lambda entry: entry.key)
-            screen = Localisation(
-                findings=(),
-                masked=(),
-                around=neighbours(trace, comparison, judged, rank.history, first.origin, first.node),
-                map=layer_map(trace, pairs, comparison, rank.history, origins, divergent_positions),
-                around_position=int(pairs.position[first.node]),
-                around_arm=_arm(rank, first.node),
-            )
-        described += found
+    if not described:
+        return Localisation(tuple(refused), (), (), None, None, None)
     described.sort(key=lambda entry: entry.key)
-    findings = with_experts([entry.finding for entry in described], experts)
-    return dataclasses.replace(screen, findings=(*refused, *findings), masked=tuple(masked))
+    blind = [finding.rank for finding in refused]
+    findings = as_one([open_to_others(entry.finding, blind) for entry in described])
+    first = described[0]
+    rank = first.of
+    pairs, comparison = rank.alignment.pairs, rank.alignment.comparison
+    return Localisation(
+        findings=(*refused, *with_experts(findings, experts)),
+        masked=tuple(entry for rank in ranks for entry in rank.masked(first)),
+        around=neighbours(trace, comparison, rank.judged, rank.history, first.origin, first.node),
+        map=layer_map(trace, pairs, comparison, rank.history, rank.origins, divergent_positions),
+        around_position=int(pairs.position[first.node]),
+        around_arm=_arm(rank, first.node),
+        around_phase=first.finding.phase,
+        around_rank=pairs.rank,
+    )
 
 
 def _by_arm(rank: _Rank, origin: Origin) -> list[Origin]:
@@ -152,7 +192,7 @@ def _describe(rank: _Rank, origin: Origin, cone: Cone) -> _Described:
         latent=latent,
         evidence=tuple(evidence),
     )
-    return _Described(finding, origin, node)
+    return _Described(rank, finding, origin, node)
 
 
 def _beyond_back_end(trace: Trace, operator: Operator, kinds: tuple[Kind, ...]) -> bool:

@@ -27,6 +27,7 @@ from klbench.core.findings import Evidence, Finding, Kind, Localisation, Map, Ma
 from klbench.core.history import find_sorted, histories
 from klbench.core.origins import Mask, scoring_rows
 from klbench.core.provenance import wrong_reads
+from klbench.core.ranks import as_one, same_rows
 from klbench.core.state_rows import StateRows
 from klbench.core.surroundings import cells_as_map
 from klbench.core.trace import Arm, Ints, Operator, Phase, Slot, Trace
@@ -61,30 +62,25 @@ class _Seen:
 
 def localise_state(trace: Trace, alignments: Sequence[Alignment], divergent_positions: Ints) -> Localisation:
     """All origins that the state shows, over all ranks, by position and layer."""
-    found: list[tuple[tuple[bool, int, int, int], Finding]] = []
-    masked: list[Masked] = []
-    shown = None
-    for alignment in alignments:
-        if not alignment.proved:
-            unpaired = not_aligned(
-                request=alignment.pairs.request, rank=alignment.pairs.rank, reason=alignment.reason
-            )
-            found.append(((False, -1, 0, alignment.pairs.rank), unpaired))
-            continue
-        rank = _Rank(trace, alignment, divergent_positions)
-        mine = rank.findings()
-        found += [(rank.key(finding), finding) for finding in mine]
-        masked += rank.masked(mine)
-        if mine and shown is None:
-            shown = rank.map(mine)
+    refused = [
+        not_aligned(request=alignment.pairs.request, rank=alignment.pairs.rank, reason=alignment.reason)
+        for alignment in alignments
+        if not alignment.proved
+    ]
+    ranks = [_Rank(trace, alignment, divergent_positions) for alignment in alignments if alignment.proved]
+    for rank in ranks:
+        rank.see([other for other in ranks if other is not rank])
+    made = [(rank, rank.findings()) for rank in ranks]
+    found = [(rank.key(finding), finding) for rank, mine in made for finding in mine]
     found.sort(key=lambda entry: entry[0])
-    findings = tuple(finding for _, finding in found)
-    first = next((finding for finding in findings if finding.first_position >= 0), None)
+    findings = (*refused, *as_one([finding for _, finding in found]))
+    first = found[0][1] if found else None
+    masked = [entry for rank, mine in made if first for entry in rank.masked(mine or [first])]
     return Localisation(
         findings=findings,
         masked=tuple(masked),
         around=(),
-        map=shown,
+        map=next((rank.map(mine) for rank, mine in made if first in mine), None),
         around_position=first.first_position if first is not None else None,
         around_arm=first.arm if first is not None else None,
     )
@@ -98,6 +94,20 @@ class _Rank:
         self._pairs = pairs = alignment.pairs
         self._divergent = scoring_rows(pairs, divergent_positions)
         self._seen = _look(trace, alignment)
+        self._below = self._seen.below
+        self._read = self._seen.read.max(axis=0, initial=ABSENT)
+
+    def see(self, others: Sequence[_Rank]) -> None:
+        """A layer's state is made of what all ranks put into the layers below: theirs counts here, too."""
+        for other in others:
+            if other._seen.operators != self._seen.operators:
+                continue
+            rows = same_rows(self._pairs, other._pairs)
+            mine = np.flatnonzero(rows >= 0)
+            theirs = rows[mine]
+            self._below[:, mine] = np.maximum(self._below[:, mine], other._seen.below[:, theirs])
+            read = other._seen.read.max(axis=0, initial=ABSENT)
+            self._read[mine] = np.maximum(self._read[mine], read[theirs])
 
     def key(self, finding: Finding) -> tuple[bool, int, int, int]:
         place = self._seen.operators.index(finding.operator) if finding.operator >= 0 else 0
@@ -122,7 +132,7 @@ class _Rank:
     def _born(self) -> list[Finding]:
         """Rows that wrote other state than the cold recomputation though all below them is equal."""
         found: list[Finding] = []
-        born = (self._seen.written == Status.DIFFERS) & (self._seen.below != Status.DIFFERS)
+        born = (self._seen.written == Status.DIFFERS) & (self._below != Status.DIFFERS)
         for place, number in enumerate(self._seen.operators):
             halves = self._seen.halves[place]
             differing = sum((status == Status.DIFFERS).astype(np.int64) for status in halves.values())
@@ -145,7 +155,7 @@ class _Rank:
             f"What {layer} wrote at position {position} ({_halves(names)}{self._slots(number, node)}) is not "
             f"what the cold recomputation wrote"
         )
-        unseen = self._seen.below[place, node] == Status.UNOBSERVED
+        unseen = self._below[place, node] == Status.UNOBSERVED
         text += (
             "; not all state that layers below read there was observed"
             if unseen
@@ -178,7 +188,7 @@ class _Rank:
         """Divergent rows all of whose state is equal: spoilt behind the last state."""
         if not self._seen.operators:
             return []
-        read = self._seen.read.max(axis=0)
+        read = self._read
         rows = self._divergent & (read >= Status.EQUAL) & (read != Status.DIFFERS)
         unseen = bool((rows & (read == Status.UNOBSERVED)).any())
         number = self._seen.operators[-1]
@@ -204,7 +214,7 @@ class _Rank:
 
     def _unknown_writer(self) -> list[Finding]:
         """State that differs where nobody was seen to write it: another request's rows."""
-        differs = (self._seen.read == Status.DIFFERS) & (self._seen.below != Status.DIFFERS)
+        differs = (self._seen.read == Status.DIFFERS) & (self._below != Status.DIFFERS)
         found = []
         for place, number in enumerate(self._seen.operators):
             layer = _layer(self._trace.operators[number])
@@ -253,16 +263,14 @@ class _Rank:
         )
 
     def masked(self, findings: Sequence[Finding]) -> list[Masked]:
-        """Layers that in some phase never stood above equal state."""
-        if not findings:
-            return []
+        """Layers that in some phase never stood above equal state, because of the first of `findings`."""
         because = min(findings, key=self.key).module
         found = []
         for place, number in enumerate(self._seen.operators):
             operator = self._trace.operators[number]
             for phase in Phase:
                 rows = self._pairs.phase == phase
-                if rows.any() and (self._seen.below[place, rows] == Status.DIFFERS).all():
+                if rows.any() and (self._below[place, rows] == Status.DIFFERS).all():
                     found.append(
                         Masked(
                             module=_layer(operator),

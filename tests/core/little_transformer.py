@@ -6,12 +6,14 @@ a restored prefix, decode steps, a cold scoring. A plant changes what one operat
 on, what is written to the state or what is found there, for chosen rows of chosen arms.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from klbench.core.origins import HEAD_OPERATORS
 from klbench.core.trace import Arm, Direction, Operator, Phase, Slot, Trace
 
 MASK = (1 << 64) - 1
@@ -307,6 +309,78 @@ class Model:
             ],
             dtype=np.int64,
         )
+
+
+class WithHead(Model):
+    """The transformer with the head's own operators behind it, and gaps before each of them."""
+
+    def _add_operators(self) -> None:
+        super()._add_operators()
+        self.operators |= {name: len(self.operators) + place for place, name in enumerate(HEAD_OPERATORS)}
+        self.scores: dict[tuple[Arm, int], int] = {}
+        self.unseen_inputs: set[str] = set()
+
+    def _tensor(self, path: str, direction: Direction, argument: int, values: list[int]) -> None:
+        decodes = self._where[0] == Arm.GENERATION
+        if direction == Direction.IN and decodes and path in self.unseen_inputs:
+            return
+        if path == "logits_processor":
+            values = self._after("to_processor", values)
+        super()._tensor(path, direction, argument, values)
+        if path != "logits_processor":
+            return
+        self._event += 1
+        for name in HEAD_OPERATORS:
+            given = self._after(f"to_{name}", values)
+            values = self._call(name, given, lambda value: mix(12, value), name, self.layers)
+        arm, positions, _ = self._where
+        self.scores |= {(arm, at): value for at, value in zip(positions, values, strict=True)}
+
+    def _after(self, gap: str, values: list[int]) -> list[int]:
+        return [self._planted(self.layers, gap, place, value) for place, value in enumerate(values)]
+
+    def divergent_tokens(self, prompt: int, total: int) -> np.ndarray:
+        rows = [
+            at
+            for at in range(prompt - 1, total - 1)
+            if self.scores[Arm.GENERATION, at] != self.scores[Arm.SCORING, at]
+        ]
+        return np.array(rows, dtype=np.int64) + 1
+
+    def trace(self) -> Trace:
+        found = super().trace()
+        operators = tuple(
+            dataclasses.replace(operator, class_name="LogitsProcessor")
+            if operator.module in HEAD_OPERATORS
+            else operator
+            for operator in found.operators
+        )
+        return dataclasses.replace(found, operators=operators, observes_head=True)
+
+
+def on_ranks(*traces: Trace) -> Trace:
+    """One trace of several ranks, each of which was traced as rank 0 of a model with the same operators."""
+    columns: dict[str, list[np.ndarray]] = {}
+    forwards = rows = digests = 0
+    for rank, trace in enumerate(traces):
+        for name in (column.name for column in dataclasses.fields(trace)):
+            values = getattr(trace, name)
+            if not isinstance(values, np.ndarray):
+                continue
+            if name.endswith("_forward"):
+                values = values + forwards
+            elif name in ("tensor_row", "read_row"):
+                values = values + rows
+            elif name == "tensor_start":
+                values = values + digests
+            elif name.endswith("_rank"):
+                values = values + rank
+            columns.setdefault(name, []).append(values)
+        forwards += len(trace.forward_number)
+        rows += len(trace.row_forward)
+        digests += len(trace.digest)
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return dataclasses.replace(traces[0], **joined)
 
 
 def _class_name(path: str) -> str:

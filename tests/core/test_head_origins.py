@@ -2,14 +2,13 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
-from little_transformer import Model, Plant, mix, run_match
+from little_transformer import Model, Plant, WithHead, run_match
 
 from klbench.core.alignment import align
 from klbench.core.localisation import localise
-from klbench.core.origins import HEAD_OPERATORS, is_logits
-from klbench.core.trace import Arm, Direction, Phase, Trace
+from klbench.core.origins import is_logits
+from klbench.core.trace import Arm, Phase, Trace
 
 TOKENS = list(range(5, 19))
 PROMPT = 8
@@ -58,53 +57,6 @@ def test_what_the_head_makes_of_rows_that_score_no_compared_token_is_no_origin()
 
     assert (finding.kind, finding.module, finding.first_position) == ("head", "lm_head", PROMPT - 1)
     assert localise(trace, [align(trace, 0)], divergent).findings[0].first_position == 2
-
-
-class WithHead(Model):
-    """The transformer with the head's own operators behind it, and gaps before each of them."""
-
-    def _add_operators(self) -> None:
-        super()._add_operators()
-        self.operators |= {name: len(self.operators) + place for place, name in enumerate(HEAD_OPERATORS)}
-        self.scores: dict[tuple[Arm, int], int] = {}
-        self.unseen_inputs: set[str] = set()
-
-    def _tensor(self, path: str, direction: Direction, argument: int, values: list[int]) -> None:
-        decodes = self._where[0] == Arm.GENERATION
-        if direction == Direction.IN and decodes and path in self.unseen_inputs:
-            return
-        if path == "logits_processor":
-            values = self._after("to_processor", values)
-        super()._tensor(path, direction, argument, values)
-        if path != "logits_processor":
-            return
-        self._event += 1
-        for name in HEAD_OPERATORS:
-            given = self._after(f"to_{name}", values)
-            values = self._call(name, given, lambda value: mix(12, value), name, self.layers)
-        arm, positions, _ = self._where
-        self.scores |= {(arm, at): value for at, value in zip(positions, values, strict=True)}
-
-    def _after(self, gap: str, values: list[int]) -> list[int]:
-        return [self._planted(self.layers, gap, place, value) for place, value in enumerate(values)]
-
-    def divergent_tokens(self, prompt: int, total: int) -> np.ndarray:
-        rows = [
-            at
-            for at in range(prompt - 1, total - 1)
-            if self.scores[Arm.GENERATION, at] != self.scores[Arm.SCORING, at]
-        ]
-        return np.array(rows, dtype=np.int64) + 1
-
-    def trace(self) -> Trace:
-        found = super().trace()
-        operators = tuple(
-            dataclasses.replace(operator, class_name="LogitsProcessor")
-            if operator.module in HEAD_OPERATORS
-            else operator
-            for operator in found.operators
-        )
-        return dataclasses.replace(found, operators=operators, observes_head=True)
 
 
 @pytest.mark.parametrize(

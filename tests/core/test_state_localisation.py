@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from little_transformer import LEAVES, Model, Plant, run_match, run_prefill_cache_hit
+from little_transformer import LEAVES, Model, Plant, on_ranks, run_match, run_prefill_cache_hit
 
 from klbench.core.alignment import align
 from klbench.core.findings import Finding, Localisation
@@ -192,3 +192,36 @@ def test_one_planted_origin_is_found_at_its_row_between_the_states_around_it(
 
     assert said(found) == [(expected_place(layer, leaf, 4), position, 1)]
     assert not found.findings[0].latent
+
+
+def probed_on_ranks(*plants: Plant) -> Localisation:
+    """The state of two ranks, each with one of `plants`."""
+    models = [Model(3, plants=(plant,), observes_state=True) for plant in plants]
+    divergent = [run_match(model, TOKENS, PROMPT) for model in models]
+    trace = on_ranks(*(state_only(model.trace()) for model in models))
+    alignments = [align(trace, 0, rank) for rank in (0, 1)]
+    return localise_state(trace, alignments, np.union1d(*divergent))
+
+
+@pytest.mark.parametrize("born_on", [0, 1])
+def test_what_a_rank_inherits_from_the_state_of_another_is_no_origin(born_on: int) -> None:
+    """Its own heads' state is equal in that layer; the sum of all ranks' heads is not."""
+    plants = [Plant(0, "residual", in_decode), Plant(0, "residual", in_decode)]
+    plants[born_on] = Plant(0, "qkv", in_decode)
+
+    found = probed_on_ranks(*plants)
+
+    assert [(f.rank, f.module) for f in found.findings] == [(born_on, "the embedding -> model.layers.0")]
+    assert (1 - born_on, "model.layers.1") in {(entry.rank, entry.module) for entry in found.masked}
+
+
+def test_what_lies_behind_the_last_state_on_one_rank_is_inherited_where_another_reads_other_state() -> None:
+    found = probed_on_ranks(Plant(2, "residual", in_decode), Plant(2, "qkv", in_decode))
+
+    assert [(f.rank, f.module) for f in found.findings] == [(1, "model.layers.1 -> model.layers.2")]
+
+
+def test_state_that_differs_alike_on_all_ranks_is_one_finding() -> None:
+    (finding,) = probed_on_ranks(Plant(1, "qkv", in_decode), Plant(1, "qkv", in_decode)).findings
+
+    assert "ranks" in codes(finding)
