@@ -1,6 +1,7 @@
 """State by pool slot: what was written, what was read, and by whom; for back ends that observe it.
 
-The writer of a slot is the last write to it before the read, whichever request wrote it. Within one arm a
+The writer of a slot is the last write to it before the read, whichever request wrote it; where that request
+was not recorded, the writer is not known, and nothing is said of what it wrote. Within one arm a
 read that is not what was written is a wrong restore (eviction, overwrite, wrong slot). Only where both arms
 read what they wrote are the writes compared: other bits from equal inputs are a wrong write, from other ones
 they are inherited.
@@ -22,7 +23,7 @@ from klbench.core.comparison import Comparison, Pairs, Status, Statuses
 from klbench.core.history import History, state_columns
 from klbench.core.origins import Judged, Mask, Origin
 from klbench.core.state_rows import StateRows
-from klbench.core.trace import Arm, Direction, Ints, Slot, Trace
+from klbench.core.trace import ANY_SLOT, Arm, Direction, Ints, Phase, Slot, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,13 +288,14 @@ def _reads(trace: Trace, operator: int, pairs: Pairs, forwards: Ints) -> _Reads:
     """The request's slot reads of one operator in the given forwards, each with its writer.
 
     Recurrent state is copied from slot to slot (into checkpoints, and out of them for each new owner): what a
-    slot ought to hold is what the request itself last wrote at that position, wherever it was then.
+    slot ought to hold is what the request itself last wrote at that position, wherever it was then, or what
+    any request with the same bits wrote there: a checkpoint may be another's that began alike.
     """
-    mine = np.flatnonzero(
+    mine = every = np.flatnonzero(
         (trace.slot_operator == operator) & (trace.forward_rank[trace.slot_forward] == pairs.rank)
     )
-    place = trace.slot_pool
-    if trace.operators[operator].state != "kv":
+    place, in_pool = trace.slot_pool, trace.operators[operator].state == "kv"
+    if not in_pool:
         mine, place = mine[trace.slot_request[mine] == pairs.request], trace.slot_position
     number = trace.forward_number[trace.slot_forward[mine]]
     in_slot = np.lexsort(
@@ -315,7 +317,65 @@ def _reads(trace: Trace, operator: int, pairs: Pairs, forwards: Ints) -> _Reads:
     chosen = (
         ~written & (trace.slot_request[mine] == pairs.request) & np.isin(trace.slot_forward[mine], forwards)
     )
-    return _Reads(mine[chosen], writer[chosen])
+    reads = _Reads(mine[chosen], writer[chosen])
+    return _unless_unseen(trace, pairs, operator, reads) if in_pool else _of_equal_bits(trace, every, reads)
+
+
+def _unless_unseen(trace: Trace, pairs: Pairs, operator: int, reads: _Reads) -> _Reads:
+    """The reads, without a writer where a request that is not recorded got the slot after it was written.
+
+    Not so while the request that wrote it still runs: then nobody may have got it, and who did spoilt it.
+    """
+    noted = trace.unseen_rank == pairs.rank
+    own_pool = trace.operators[operator].window is not None and bool(trace.unseen_windowed[noted].any())
+    noted &= (trace.unseen_windowed == own_pool) | (trace.unseen_pool == ANY_SLOT)
+    seen = reads.writer >= 0
+    if not noted.any() or not seen.any():
+        return reads
+    entry, writer = reads.entry[seen], reads.writer[seen]
+    number = trace.forward_number[trace.slot_forward]
+    span = int(max(trace.unseen_number[noted].max(), number.max())) + 2
+    # One number for a slot and a time; the slots begin behind ANY_SLOT.
+    written = np.sort((trace.unseen_pool[noted] - ANY_SLOT) * span + trace.unseen_number[noted])
+    lost = np.zeros(len(entry), dtype=np.bool_)
+    for slot in (trace.slot_pool[entry], np.full(len(entry), ANY_SLOT)):
+        first = (slot - ANY_SLOT) * span
+        until = np.searchsorted(written, first + number[entry], side="right")
+        lost |= until > np.searchsorted(written, first + number[writer], side="right")
+    arm = np.zeros(len(trace.forward_number), dtype=np.int64)
+    arm[trace.row_forward] = trace.row_arm
+    resumed = trace.row_arm[(trace.row_phase == Phase.RESUMED) & (trace.row_request == pairs.request)]
+    reading, writing = arm[trace.slot_forward[entry]], arm[trace.slot_forward[writer]]
+    still_runs = (trace.slot_request[writer] == pairs.request) & (reading == writing)
+    lost &= ~(still_runs & ~np.isin(reading, resumed))
+    known = reads.writer.copy()
+    known[np.flatnonzero(seen)[lost]] = -1
+    return _Reads(reads.entry, known)
+
+
+def _of_equal_bits(trace: Trace, every: Ints, reads: _Reads) -> _Reads:
+    """The reads, with another writer where that wrote what was read and the request itself did not.
+
+    `every` are all slot entries of the operator.
+    """
+    digest = trace.slot_digest
+    strange = np.flatnonzero((reads.writer < 0) | (digest[reads.entry] != digest[reads.writer]).any(axis=1))
+    writes = every[trace.slot_kind[every] == Slot.WRITTEN]
+    if not len(strange) or not len(writes):
+        return reads
+    both = np.concatenate([writes, reads.entry[strange]])
+    about = np.stack([trace.slot_argument[both], trace.slot_position[both]], axis=1).astype(np.uint64)
+    _, alike = np.unique(np.concatenate([about, digest[both]], axis=1), axis=0, return_inverse=True)
+    number = trace.forward_number[trace.slot_forward[both]]
+    at = alike.reshape(-1) * (int(number.max()) + 1) + number
+    order = np.argsort(at[: len(writes)], kind="stable")
+    # The last write before the read's forward: what a forward reads it reads before it writes.
+    place = np.searchsorted(at[: len(writes)][order], at[len(writes) :], side="left") - 1
+    found = order[np.maximum(place, 0)]
+    same = (place >= 0) & (alike.reshape(-1)[found] == alike.reshape(-1)[len(writes) :])
+    writer = reads.writer.copy()
+    writer[strange[same]] = writes[found[same]]
+    return _Reads(reads.entry, writer)
 
 
 def _matched(trace: Trace, decode: Ints, scoring: Ints) -> tuple[Ints, Ints]:

@@ -12,6 +12,7 @@ Tables, each a set of equally long arrays:
     read      what a stateful operator read for one row: one digest over positions [low, high)
     slot      one K/V row or recurrent slot as it was written or read, by pool slot; a slot's writer is the
               last write before the read, whichever request wrote it
+    unseen    a K/V slot that was given to a row of a request that is not recorded: whatever it wrote there
 
 Two rows pair across arms by (request, position); alignment.py proves it. Files: engine/traces.py.
 """
@@ -19,7 +20,7 @@ Two rows pair across arms by (request, position); alignment.py proves it. Files:
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -37,6 +38,13 @@ METADATA = "metadata"
 Ints = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
 """[n, 2]: low and high 64 bits."""
+
+ANY_SLOT = -1
+"""Pool slot of an unseen write from which on any slot may have been written: there were too many to note."""
+
+
+def _none() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 class Arm(IntEnum):
@@ -167,3 +175,11 @@ class Trace:
     slot_pool: Ints
     """The pool slot that holds the row."""
     slot_digest: Digests
+
+    unseen_number: Ints = field(default_factory=_none)
+    """The number of the forward that wrote; it need not be one of the trace's forwards."""
+    unseen_rank: Ints = field(default_factory=_none)
+    unseen_pool: Ints = field(default_factory=_none)
+    """The pool slot, or ANY_SLOT. A trace of an earlier version notes none."""
+    unseen_windowed: Ints = field(default_factory=_none)
+    """1 where it is a slot of the pool that sliding-window layers have for themselves, else 0."""

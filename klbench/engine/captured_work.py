@@ -77,7 +77,8 @@ def prefix_writers(work: Work) -> frozenset[int]:
     """Other requests that may have written the cached prefix of the chosen one: captured with it.
 
     The first request of the batch with a common prefix owns its slots, a later one with a longer common
-    prefix what goes beyond.
+    prefix what goes beyond. Of many, those with the longest are taken: what the others wrote lies
+    further from the end of the prefix.
     """
     if not int(work.measured.cached_generation[work.request]):
         return frozenset()
@@ -91,7 +92,7 @@ def prefix_writers(work: Work) -> frozenset[int]:
         if other != work.request and common > longest:
             longest = common
             found.append(other)
-    return frozenset(found[:_OTHER_WRITERS])
+    return frozenset(found[-_OTHER_WRITERS:])
 
 
 def first_divergent_offset(columns: HelperColumns, request: int) -> int | None:

@@ -49,8 +49,9 @@ _SLOT_COLUMNS = tuple(
     f"slot_{name}"
     for name in ("kind", "forward", "operator", "argument", "event", "request", "position", "pool")
 )
-_OPTIONAL = (*_READ_COLUMNS, *_SLOT_COLUMNS, *packed.COLUMNS)
-_TABLES = (*_COLUMNS, *_READ_COLUMNS, *_SLOT_COLUMNS)
+_UNSEEN_COLUMNS = tuple(f"unseen_{name}" for name in ("number", "pool", "windowed"))
+_OPTIONAL = (*_READ_COLUMNS, *_SLOT_COLUMNS, *_UNSEEN_COLUMNS, *packed.COLUMNS)
+_TABLES = (*_COLUMNS, *_READ_COLUMNS, *_SLOT_COLUMNS, *_UNSEEN_COLUMNS)
 """Columns that `core.trace` knows."""
 _DIGESTS = ("digest", "read_digest", "slot_digest", "packed_digest")
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64)
@@ -230,7 +231,7 @@ def _join(folder: Path, ranks: list[_Rank]) -> Trace:
     operators: list[_OperatorEntry] = []
     arguments: dict[str, int] = {}
     dtypes: dict[str, int] = {}
-    joined: dict[str, list[Ints]] = {name: [] for name in (*_TABLES, "forward_rank")}
+    joined: dict[str, list[Ints]] = {name: [] for name in (*_TABLES, "forward_rank", "unseen_rank")}
     digests: dict[str, list[npt.NDArray[np.uint64]]] = {name: [] for name in _DIGESTS}
     forwards = rows = digest_count = 0
     for rank in ranks:
@@ -256,7 +257,9 @@ def _join(folder: Path, ranks: list[_Rank]) -> Trace:
             elif name == "tensor_start":
                 values = values + digest_count
             joined[name].append(values)
-        joined["forward_rank"].append(np.full(len(columns["forward_number"]), rank.number, dtype=np.int64))
+        for numbered in ("forward", "unseen"):
+            own = np.full(len(columns[f"{numbered}_number"]), rank.number, dtype=np.int64)
+            joined[f"{numbered}_rank"].append(own)
         for name in _DIGESTS:
             digests[name].append(rank.joined_digests(name))
         forwards += len(columns["forward_number"])
@@ -311,7 +314,7 @@ def _invalid(ranks: list[_Rank]) -> str | None:
 def _check(folder: Path, rank: _Rank, columns: dict[str, Ints]) -> None:
     """Every index lies in its table and every tensor's digests lie in the digest column."""
     where = folder / f"rank{rank.number}-*.safetensors"
-    for prefix in ("forward", "row", "read", "slot"):
+    for prefix in ("forward", "row", "read", "slot", "unseen"):
         lengths = {len(values) for name, values in columns.items() if name.startswith(prefix + "_")}
         if prefix in ("read", "slot"):
             lengths.add(len(rank.joined_digests(f"{prefix}_digest")))

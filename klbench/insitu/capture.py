@@ -129,10 +129,12 @@ class Capture:
             if self._digests is not None:
                 self._digests.forget()
             composition = self._reader.read(batch)
+            settings, digests = self._settings, self._digests
+            if settings is not None and not settings.broken and digests is not None:
+                digests.unseen.note(self._reader.number, composition, batch)
             if composition is None:
                 return None
             self._log.append(composition, getattr(self._runner, ARMED_FAULTS, ()))
-            settings = self._settings
             if settings is None or settings.broken or not composition.armed:
                 return None
             if settings.backend != "dumper":

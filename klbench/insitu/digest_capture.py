@@ -23,6 +23,7 @@ from .recording import ArmedRows, Axes, Names, Recording, goes_into_a_graph
 from .recording_writer import Limits, NewNames, RecordingWriter, Tokens
 from .state_reads import StateReads
 from .trace_writer import IN, OUT, TraceWriter
+from .unseen_writes import UnseenWrites
 
 _LAST_FORWARD_S = 10.0
 """How long closing waits for a forward that the overlap scheduler began past the end of a request."""
@@ -71,6 +72,7 @@ class DigestCapture:
             Limits(folder, free_floor_bytes, size_cap_bytes),
             trouble,
         )
+        self.unseen = UnseenWrites(model_runner)
         self._lock = threading.Lock()
         self._running: Optional[_Running] = None
         self._ended: Optional[_Running] = None
@@ -150,7 +152,8 @@ class DigestCapture:
             self.forget()
             observes_head = bool(self._heads) and all(head.observes for head in self._heads)
             observes_state = self._attentions > 0 and not self._state_failed
-            self._writer.close(observes_state, observes_head, invalid, sorted(self._not_observed))
+            noted = sorted(self._not_observed)
+            self._writer.close(observes_state, observes_head, invalid, noted, self.unseen.table())
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -108,11 +108,18 @@ class RecordingWriter:
         self._forward_runs = False
 
     def close(
-        self, observes_state: bool, observes_head: bool, invalid: Optional[str], not_observed: Sequence[str]
+        self,
+        observes_state: bool,
+        observes_head: bool,
+        invalid: Optional[str],
+        not_observed: Sequence[str],
+        unseen: Optional[torch.Tensor] = None,
     ) -> None:
-        """Writes all that was handed over and completes the trace."""
+        """Writes all that was handed over and completes the trace; `unseen` is as UnseenWrites.table says."""
         self._closing.set()
         self._thread.join()
+        if unseen is not None and len(unseen):
+            self._writer.add_columns("unseen", unseen)
         self._writer.close(observes_state, observes_head, invalid or self._broken, not_observed)
 
     # The writer thread.

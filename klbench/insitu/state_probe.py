@@ -18,6 +18,7 @@ from .recording import ArmedRows, Names, Recording, goes_into_a_graph
 from .recording_writer import Limits, NewNames, RecordingWriter, Tokens
 from .state_reads import Pools, StateReads
 from .trace_writer import TraceWriter
+from .unseen_writes import UnseenWrites
 
 BACKEND = "state"
 
@@ -65,6 +66,7 @@ class StateProbe:
             Limits(folder, free_floor_bytes, size_cap_bytes),
             trouble,
         )
+        self.unseen = UnseenWrites(model_runner)
         self._running: Optional[_Running] = None
 
     def _find(self, model: Any, describe: Dict[str, Any]) -> List[_Stateful]:
@@ -128,7 +130,8 @@ class StateProbe:
 
     def close(self, invalid: Optional[str]) -> None:
         """Completes the trace."""
-        self._writer.close(True, False, invalid, ["operators: only the state between forwards was looked at"])
+        noted = ["operators: only the state between forwards was looked at"]
+        self._writer.close(True, False, invalid, noted, self.unseen.table())
 
     def remove(self) -> None:
         """There is no hook to remove."""

@@ -40,6 +40,7 @@ _COLUMNS = {
 _OPTIONAL_COLUMNS = {
     "read": ("row", "operator", "argument", "low", "high"),
     "slot": ("kind", "forward", "operator", "argument", "event", "request", "position", "pool"),
+    "unseen": ("number", "pool", "windowed"),
     "packed": ("forward", "layout", "first_row", "rows"),
     "list": ("packed", "group", "row"),
     "layout": (
