@@ -21,11 +21,11 @@ from klbench.core.comparison import Pairs
 from klbench.core.confirmation import reads_state
 from klbench.core.findings import Evidence, Finding, Localisation
 from klbench.core.model_traits import OPERATOR_CLASSES, operator_class
-from klbench.core.trace import Arm, Direction, Trace
+from klbench.core.trace import Arm, Direction, Ints, Trace
 from klbench.core.ulps import as_floats, mantissa_bits
 from klbench.engine.dump_process import DumpReader
 from klbench.engine.traces import read_rows
-from klbench.engine.ulp_rows import head_size
+from klbench.engine.ulp_rows import head_size, node_of
 from klbench.errors import KlbenchError
 
 _ROWS = 24
@@ -49,17 +49,21 @@ async def recompute_attention(
     dump_dir: Path,
     trace: Trace,
     found: Localisation,
-    pairs: Pairs,
+    pairs: Mapping[int, Pairs],
     model_config: Mapping[str, Any],
 ) -> Localisation:
-    """`found` with what the reference says of each attention in it, where its rows were dumped."""
+    """`found` with what the reference says of each attention in it, where its rows were dumped.
+
+    `pairs` are each rank's.
+    """
     findings = list(found.findings)
     for number, finding in enumerate(findings):
         operator = _operator(trace, finding)
-        if operator is None or finding.rank != pairs.rank:
+        ours = pairs.get(finding.rank)
+        if operator is None or ours is None:
             continue
         try:
-            judged = await _judged(reader, dump_dir, trace, pairs, finding, operator, model_config)
+            judged = await _judged(reader, dump_dir, trace, ours, finding, operator, model_config)
         except (KlbenchError, OSError):
             continue
         if judged is not None:
@@ -90,9 +94,7 @@ async def _judged(
     model_config: Mapping[str, Any],
 ) -> Judgement | None:
     heads = head_size(model_config)
-    nodes = np.flatnonzero(
-        (pairs.arm == Arm[finding.arm.upper()]) & (pairs.position >= finding.first_position)
-    )[:_ROWS]
+    nodes = _rows_from(pairs, node_of(pairs, finding))
     scoring = _scoring_rows(trace, pairs, int(pairs.position[nodes].max(initial=-1)))
     if heads is None or not len(nodes) or not 0 < len(scoring) <= _MOST_KEYS:
         return None
@@ -115,6 +117,17 @@ async def _judged(
 
     # Long prompts take seconds.
     return await asyncio.to_thread(judge)
+
+
+def _rows_from(pairs: Pairs, node: int | None) -> Ints:
+    """The pair `node` and those behind it, as long as each was computed after the one before and one position
+    further on: rows that were computed again read another cache."""
+    if node is None:
+        return np.zeros(0, dtype=np.int64)
+    nodes = np.arange(node, min(node + _ROWS, len(pairs)))
+    follows = (np.diff(pairs.position[nodes]) == 1) & (np.diff(pairs.arm[nodes]) == 0)
+    result: Ints = nodes[: 1 + int(np.logical_and.accumulate(follows).sum())]
+    return result
 
 
 def _scoring_rows(trace: Trace, pairs: Pairs, last: int) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 
 from klbench.core.alignment import Alignment, align, ranks_of
 from klbench.core.columns import HelperColumns
+from klbench.core.comparison import Pairs
 from klbench.core.findings import Evidence, Finding, Localisation
 from klbench.core.localisation import localise
 from klbench.core.state_localisation import localise_state
@@ -192,7 +193,8 @@ async def capture(
             began = time.monotonic()
             say("localising", 0, 1)
             trace = await asyncio.to_thread(read_trace, trace_folder)
-            alignment, found = await asyncio.to_thread(_localise, trace, work, columns)
+            alignments, found = await asyncio.to_thread(_localise, trace, work, columns)
+            alignment = _telling(alignments)
             localise_s = time.monotonic() - began
             if numbers and found.findings and backend != "state":
                 say("fetching rows", 0, 1)
@@ -202,12 +204,12 @@ async def capture(
                         dumps,
                         trace,
                         found,
-                        alignment.pairs,
+                        _pairs(alignments),
                         keep_in=trace_folder,
                         head_size=head_size(side.model_config),
                     )
                     found = await recompute_attention(
-                        reader, dumps, trace, found, alignment.pairs, side.model_config
+                        reader, dumps, trace, found, _pairs(alignments), side.model_config
                     )
                 else:
                     found = await _with_numbers(side, work, found, dumps, repeated, trace_folder)
@@ -266,19 +268,20 @@ async def _with_numbers(
         async with side.dumps.started() as reader:
             await reader.convert(dumps, rows, lambda _done, _total: None)
             trace = await asyncio.to_thread(read_trace, rows)
-            alignment, _ = await asyncio.to_thread(_localise, trace, work, columns)
-            if not alignment.proved:
-                raise UndecidedError("the rows cannot be paired", why=alignment.reason or "")
+            alignments, _ = await asyncio.to_thread(_localise, trace, work, columns)
+            if not _telling(alignments).proved:
+                raise UndecidedError("the rows cannot be paired", why=_telling(alignments).reason or "")
+            pairs = _pairs(alignments)
             found = await measure_ulps(
                 reader,
                 dumps,
                 trace,
                 found,
-                alignment.pairs,
+                pairs,
                 keep_in=keep_in,
                 head_size=head_size(side.model_config),
             )
-            return await recompute_attention(reader, dumps, trace, found, alignment.pairs, side.model_config)
+            return await recompute_attention(reader, dumps, trace, found, pairs, side.model_config)
     except KlbenchError as error:
         text = "The real rows were not fetched: " + ": ".join(
             part for part in (error.what, error.why) if part
@@ -323,8 +326,8 @@ def _new_folders(trace_dir: Path) -> tuple[Path, Path]:
         number += 1
 
 
-def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignment, Localisation]:
-    """Aligns and localises every rank; the first rank's alignment stands for all unless another refuses."""
+def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[list[Alignment], Localisation]:
+    """Aligns and localises every rank."""
     limits = last_positions(work, columns)
     alignments = [align(trace, work.request, rank, limits) for rank in ranks_of(trace)]
     if not alignments:
@@ -335,10 +338,18 @@ def _localise(trace: Trace, work: Work, columns: HelperColumns) -> tuple[Alignme
         )
     first_token = int(columns.prompt_len[work.request])
     divergent = first_token + np.flatnonzero(differs(columns, columns.tokens_of(work.request)))
-    refused = [alignment for alignment in alignments if not alignment.proved]
     if trace.backend == STATE_ONLY:
-        return (refused or alignments)[0], localise_state(trace, alignments, divergent)
-    return (refused or alignments)[0], localise(trace, alignments, divergent, first_token)
+        return alignments, localise_state(trace, alignments, divergent)
+    return alignments, localise(trace, alignments, divergent, first_token)
+
+
+def _telling(alignments: Sequence[Alignment]) -> Alignment:
+    """The first rank's stands for all, unless another refuses."""
+    return next((alignment for alignment in alignments if not alignment.proved), alignments[0])
+
+
+def _pairs(alignments: Sequence[Alignment]) -> dict[int, Pairs]:
+    return {alignment.pairs.rank: alignment.pairs for alignment in alignments}
 
 
 def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 from klbench.core.comparison import Pairs
 from klbench.core.experts import EXPERTS, named, with_margin
 from klbench.core.findings import Evidence, Finding, Localisation, Neighbour
-from klbench.core.trace import Arm, Direction, Trace
+from klbench.core.trace import Arm, Direction, Phase, Trace
 from klbench.core.ulps import UlpDifference, as_floats, compare_rows
 from klbench.engine.dump_process import DumpReader
 from klbench.engine.raw_tensors import RawTensor, row_tensor, write_raw
@@ -39,44 +39,47 @@ async def measure_ulps(
     dump_dir: Path,
     trace: Trace,
     found: Localisation,
-    pairs: Pairs,
+    pairs: Mapping[int, Pairs],
     *,
     keep_in: Path | None = None,
     head_size: int | None = None,
 ) -> Localisation:
     """`found` with the largest difference in ulps of each output around the first origin and at each origin.
 
-    `head_size` is the number of elements of an attention head, by which an attention's rows are told apart.
-    `keep_in` gets both arms' rows at the origins, inputs and outputs, as `ORIGIN_ROWS`. Rows that cannot be
-    fetched leave None: the finding does not depend on them.
+    `pairs` are each rank's. `head_size` is the number of elements of an attention head, by which an
+    attention's rows are told apart. `keep_in` gets both arms' rows at the origins, inputs and outputs, as
+    `ORIGIN_ROWS`. Rows that cannot be fetched leave None: the finding does not depend on them.
     """
     wanted: list[dict[str, Any]] = []
-    arm = Arm[found.around_arm.upper()] if found.around_arm is not None else None
-    if arm is not None and found.around_position is not None:
+    if found.around_rank is not None and found.around_arm is not None and found.around_position is not None:
+        ours = pairs.get(found.around_rank)
+        node = _node(ours, found.around_position, found.around_arm, found.around_phase)
         for neighbour in found.around:
             if neighbour.output == "differs":
                 key = f"around/{neighbour.operator}"
                 operator = _number(trace, neighbour.module, neighbour.call)
-                wanted += _rows_of(trace, pairs, key, operator, found.around_position, arm)
+                wanted += _rows_of(trace, ours, key, operator, node)
     for number, finding in enumerate(found.findings[:_FINDINGS]):
-        if finding.rank == pairs.rank and finding.kind not in ("head", "not_aligned"):
+        if finding.kind not in ("head", "not_aligned"):
             judged = Direction.IN if finding.kind == "gap" else Direction.OUT
+            ours = pairs.get(finding.rank)
+            node = node_of(ours, finding)
             for direction in Direction:
                 wanted += _rows_of(
                     trace,
-                    pairs,
+                    ours,
                     f"finding/{number}" if direction == judged else f"beside/{number}",
                     _number(trace, _measured_module(finding), finding.call),
-                    finding.first_position,
-                    Arm[finding.arm.upper()],
+                    node,
                     direction,
                 )
     for fact in _experts_of(found):
         about = fact.values
+        ours = pairs.get(about["rank"])
         router = _number(trace, about["module"], about["call"])
-        arm = Arm[str(about["arm"]).upper()]
-        wanted += _rows_of(trace, pairs, _EXPERTS_OUT, router, about["position"], arm)
-        given = _rows_of(trace, pairs, _EXPERTS_IN, router, about["position"], arm, Direction.IN)
+        node = _node(ours, about["position"], about["arm"], about["phase"])
+        wanted += _rows_of(trace, ours, _EXPERTS_OUT, router, node)
+        given = _rows_of(trace, ours, _EXPERTS_IN, router, node, Direction.IN)
         wanted += [want for want in given if want["argument"] in _GATE_LOGITS]
     if not wanted:
         return found
@@ -179,21 +182,36 @@ def _number(trace: Trace, module: str, call: int) -> int | None:
     return None
 
 
+def node_of(pairs: Pairs | None, finding: Finding) -> int | None:
+    """The finding's first row among its rank's pairs, None where it was not computed like that."""
+    return _node(pairs, finding.first_position, finding.arm, finding.phase)
+
+
+def _node(pairs: Pairs | None, position: int, arm: str, phase: str | None) -> int | None:
+    """A position that was computed twice (after a retraction) has a row in each phase; of several rows in one
+    phase the latest is what later rows read. `phase` None: in any."""
+    if pairs is None:
+        return None
+    here = (pairs.position == position) & (pairs.arm == Arm[arm.upper()])
+    if phase is not None:
+        here &= pairs.phase == Phase[phase.upper()]
+    nodes = np.flatnonzero(here)
+    return int(nodes[-1]) if len(nodes) else None
+
+
 def _rows_of(
     trace: Trace,
-    pairs: Pairs,
+    pairs: Pairs | None,
     key: str,
     operator: int | None,
-    position: int,
-    arm: Arm,
+    node: int | None,
     direction: Direction = Direction.OUT,
 ) -> list[dict[str, Any]]:
-    """Both arms' rows of each argument of a call, as `dumps rows` wants them."""
-    nodes = np.flatnonzero((pairs.position == position) & (pairs.arm == arm))
-    if not len(nodes) or operator is None:
+    """Both arms' rows of each argument of a call at one pair of rows, as `dumps rows` wants them."""
+    if pairs is None or node is None or operator is None:
         return []
     wanted = []
-    for side, row in (("a", pairs.decode_row[nodes[0]]), ("b", pairs.scoring_row[nodes[0]])):
+    for side, row in (("a", pairs.decode_row[node]), ("b", pairs.scoring_row[node])):
         forward = int(trace.row_forward[row])
         here = np.flatnonzero(
             (trace.tensor_forward == forward)
