@@ -17,21 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
+from klbench.core.verdict_words import NOT_EXERCISED
 
 Ints = npt.NDArray[np.int64]
-
-# Not a set: what a strange log calls a code may not be hashable.
-NOT_EXERCISED = (
-    "window_not_crossed",
-    "chunk_within_request",
-    "checkpoint_not_crossed",
-    "no_restore",
-    "page_not_filled",
-    "no_batch",
-    "no_graphs",
-    "cold",
-)
-"""The codes that name something missed; the others say what was reached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,19 @@ CONDITION_WORDS: Mapping[str, str] = {
 }
 """By the codes of hypotheses.CONDITIONS; without its imports, for a list of sessions does without numpy."""
 
+# Not a set: what a strange log calls a code may not be hashable.
+NOT_EXERCISED = (
+    "window_not_crossed",
+    "chunk_within_request",
+    "checkpoint_not_crossed",
+    "no_restore",
+    "page_not_filled",
+    "no_batch",
+    "no_graphs",
+    "cold",
+)
+"""The codes of exercised.py that name something missed; the others say what was reached."""
+
 
 def condition_words(code: str) -> str:
     """A condition with its number; a code of another version as it stands."""

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 import klbench
-from klbench.core.exercised import NOT_EXERCISED
 from klbench.core.experiments import GRAPHS_ON, configured_arguments
+from klbench.core.verdict_words import NOT_EXERCISED
 from klbench.errors import ExitCode, KlbenchError
 from klbench.session.request import StartRequest
 from klbench.session.state import HelperState, LocatedState, RunState, SessionState
