@@ -45,15 +45,18 @@ _MEANINGS: dict[ExitCode, tuple[str, str]] = {
     ExitCode.DIVERGED: (
         "divergence found",
         "divergence found; `locate`: at least one origin, `census`: an operator that depends on the number "
-        "of rows, `compare`: something differs, `selftest`: a wrong answer, `doctor`: something is broken",
+        "of rows, `compare`: something differs, `run --like --same-verdict`: another verdict, `experiment`: "
+        "repeats that differ, `calibrate`: a floor above zero, `selftest`: a wrong answer, `doctor`: "
+        "something is broken",
     ),
     ExitCode.USAGE: ("usage", "usage: a command, its input or the configuration is wrong"),
     ExitCode.NO_SERVER: ("server not available", "no server could be started or reached"),
     ExitCode.DEADLINE: ("timeout", "a limit that was set has passed"),
     ExitCode.UNDECIDED: (
         "could not answer",
-        "could not answer: a helper was not run or is inconclusive, a divergence without an origin, or "
-        "nothing diverges and an experiment has no answer",
+        "could not answer: a helper was not run or is inconclusive, a divergence without an origin, "
+        "nothing diverges and an experiment has no answer, sessions that cannot be compared, or a disk that "
+        "is full or read-only",
     ),
     ExitCode.INTERNAL: ("internal error", "a defect of klbench; a file with the details is named"),
     ExitCode.HUNG_UP: ("hung up", "hung up: the terminal has gone"),

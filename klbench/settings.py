@@ -110,7 +110,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("workbench.mouse", True, "Take the mouse; without, the terminal selects text itself.", _switch),
     Setting("run.samples", 32, "How many prompts.", _number(1, True)),
     Setting("run.seed", 1, "Of seeded prompts.", _number(0, True)),
-    Setting("run.threshold", 0.0, "Largest average KL in nats that counts as clean.", _number(0, False)),
+    Setting("run.threshold", 0.0, "The average KL in nats must stay below it to count as clean; 0: every "
+            "token bit-equal.", _number(0, False)),
     Setting("run.server_python", None, "The Python that has sglang.", _text),
     Setting("run.api_key_env", None, "Variable that holds the server's API key.", _text),
     Setting("run.admin_api_key_env", None, "Variable that holds its admin API key.", _text),

@@ -21,7 +21,14 @@ from klbench.core.text import kl
 @click.command(cls=opt.TargetCommand)
 @opt.target_options
 @opt.common_options
-@click.option("--passes", type=click.IntRange(2, 1000), default=3, show_default=True, metavar="N")
+@click.option(
+    "--passes",
+    type=click.IntRange(2, 1000),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How often the helpers are run.",
+)
 @opt.json_option
 def calibrate(
     demo: str | None,

@@ -45,10 +45,11 @@ def census(
     show_all: bool,
     **options: Any,
 ) -> int:
-    """Call every stateless operator again with 1, 2, 3, ... rows; exit code 1 when one changes its bits.
+    """Call every stateless operator again with other row counts; exit code 1 when one changes its bits.
 
-    On real rows of one prompt, in the server. Attention and recurrent operators read earlier rows and are
-    left out; so is what cannot be cut by rows, with exit code 5 when nothing else is wrong.
+    With 1, 2, 3 and powers of two of the real rows of one prompt, in the server. Attention and recurrent
+    operators read earlier rows and are left out; so is what cannot be cut by rows, with exit code 5 when
+    nothing else is wrong.
     """
     start = opt.build_request(demo=demo, model_path=model_path, url=url, ready_by_default=True, **options)
     from klbench.cli import headless

@@ -15,6 +15,7 @@ from klbench.cli import diagnosis_commands, session_commands, versions
 from klbench.cli import options as opt
 from klbench.cli.calibrate import calibrate
 from klbench.cli.census import census
+from klbench.cli.completing import complete_sessions
 from klbench.cli.emit_test import emit_test
 from klbench.cli.experiment import experiment
 from klbench.cli.export import export
@@ -131,7 +132,12 @@ def klbench(ctx: click.Context, /, **_of_the_workbench: Any) -> int:
 @klbench.command(cls=opt.TargetCommand)
 @opt.target_options
 @opt.common_options
-@click.option("--like", metavar="SESSION", help="Repeat what a session measured, and compare with it.")
+@click.option(
+    "--like",
+    metavar="SESSION",
+    shell_complete=complete_sessions,
+    help="Repeat what a session measured, and compare with it.",
+)
 @click.option(
     "--same-verdict",
     is_flag=True,
@@ -150,8 +156,9 @@ def run(
 ) -> int:
     """Run the consistency helpers on a server; exit code 1 when one diverged.
 
-    With --session DIR alone: continue what was interrupted there. With --like SESSION: the same command,
-    prompts and helpers once more, shown beside what they gave then, with the change of sglang's code named.
+    With --session DIR alone: continue what was interrupted there, or run it once more. With --like SESSION:
+    the same command, prompts and helpers once more, shown beside what they gave then, with the change of
+    sglang's code named.
     """
     given = demo or model_path or url or opt.sglang_arguments()
     if same_verdict and like is None:
@@ -179,7 +186,12 @@ def run(
 @klbench.command(cls=opt.TargetCommand)
 @opt.target_options
 @opt.common_options
-@click.option("--request", type=click.IntRange(0), metavar="N", help="Default: the earliest divergent one.")
+@click.option(
+    "--request",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Which request of the helper. Default: the earliest divergent one.",
+)
 @opt.backend_option
 @opt.json_option
 def locate(
@@ -210,7 +222,7 @@ def locate(
 @opt.backend_option
 @opt.json_option
 def demo(model: str, list_faults: bool, json_place: str | None, session: Path | None, **options: Any) -> int:
-    """Try it on a tiny model, on any machine: the workbench in a terminal, else run and locate.
+    """Try it on a tiny model, with or without a GPU: the workbench in a terminal, else run and locate.
 
     Fewer new tokens than run takes, and ready to capture from the start.
     """

@@ -5,11 +5,14 @@ from __future__ import annotations
 import click
 
 from klbench.cli import options as opt
+from klbench.cli.completing import complete_sessions
 
 
 @click.command()
 @click.argument("step", required=False)
-@click.option("--session", metavar="SESSION", help="Where this session stands.")
+@click.option(
+    "--session", metavar="SESSION", shell_complete=complete_sessions, help="Where this session stands."
+)
 @click.option("--terms", is_flag=True, help="Explain the words instead.")
 @opt.json_option
 def guide(step: str | None, session: str | None, terms: bool, json_place: str | None) -> int:

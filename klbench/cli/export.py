@@ -8,12 +8,20 @@ import click
 
 from klbench.cli import options as opt
 from klbench.cli import table
+from klbench.cli.completing import complete_sessions
 from klbench.errors import ExitCode, UsageError
 
 
 @click.command()
-@click.argument("session")
-@click.option("--finding", type=click.IntRange(1), default=1, show_default=True, metavar="N")
+@click.argument("session", shell_complete=complete_sessions)
+@click.option(
+    "--finding",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Which finding of the capture.",
+)
 @click.option(
     "--to",
     type=click.Path(path_type=Path, file_okay=False),

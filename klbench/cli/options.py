@@ -143,13 +143,21 @@ common_options = _apply(
             type=click.Choice(HELPERS),
             help="Run only this helper (repeatable).",
         ),
-        click.option("--samples", type=click.IntRange(1, 65536), default=32, show_default=True, metavar="N"),
+        click.option(
+            "--samples",
+            type=click.IntRange(1, 65536),
+            default=32,
+            show_default=True,
+            metavar="N",
+            help="How many prompts.",
+        ),
         click.option(
             "--max-new-tokens",
             type=click.IntRange(1),
             default=MAX_NEW_TOKENS,
             show_default=True,
             metavar="N",
+            help="Tokens generated for each prompt.",
         ),
         click.option(
             "--prompt-tokens",
@@ -161,13 +169,21 @@ common_options = _apply(
         click.option(
             "--prompts", metavar="FILE|longbench", help="JSON lines with text or input_ids, or LongBench."
         ),
-        click.option("--seed", type=click.IntRange(0), default=1, show_default=True, metavar="S"),
+        click.option(
+            "--seed",
+            type=click.IntRange(0),
+            default=1,
+            show_default=True,
+            metavar="S",
+            help="Of seeded prompts.",
+        ),
         click.option(
             "--threshold",
             type=FiniteRange(0),
             default=0.0,
             metavar="KL_NATS",
-            help="Largest average KL that counts as clean. Default 0: bit-equal; sglang's gate is 1e-9.",
+            help="The average KL must stay below it to count as clean. Default 0: every token bit-equal; "
+            "sglang's gate is 1e-9.",
         ),
         click.option("--no-deterministic", is_flag=True, help="Launch without deterministic inference."),
         click.option(
@@ -196,9 +212,17 @@ common_options = _apply(
             metavar="DIR",
             help="Where captures go (default: in the session).",
         ),
-        click.option("--keep-trace", is_flag=True, help="Keep the files of a capture."),
+        click.option(
+            "--keep-trace",
+            is_flag=True,
+            help="Keep also the tensors that were dumped; the trace is kept anyway.",
+        ),
         path_map_option,
-        click.option("--yes-flush", is_flag=True, help="Agree that an attached server's cache is flushed."),
+        click.option(
+            "--yes-flush",
+            is_flag=True,
+            help="Agree that an attached server computes klbench's prompts and that its cache is flushed.",
+        ),
         click.option(
             "--yes-capture",
             is_flag=True,
@@ -295,7 +319,7 @@ def _target(demo: str | None, model_path: str | None, url: str | None) -> Any:
         raise UsageError(
             "which server?" if not given else f"{' and '.join(given)} exclude each other",
             why="a target is one of --demo [MODEL], --launch MODEL_PATH, --url URL",
-            next="klbench run --demo works on every machine",
+            next="klbench run --demo needs no GPU and no model",
         )
     if demo is not None:
         if demo not in DEMO_MODELS:

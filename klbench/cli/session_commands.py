@@ -49,7 +49,7 @@ def prune(
 ) -> int:
     """Free space: the traces of ended sessions, with --whole the sessions themselves.
 
-    Sessions that a runner works on are left alone.
+    Sessions that a runner works on are left alone. Traces in a --trace-dir are yours to remove.
     """
     from klbench.cli import listing
 
@@ -95,7 +95,11 @@ def compare(before: str, after: str, anyway: bool, json_place: str | None) -> in
     type=click.Choice(("md", "html", "json", "github")),
     help="Only this format (repeatable). Default: md, html and json.",
 )
-@click.option("--redact", is_flag=True, help="Leave out host names, paths, keys and prompts.")
+@click.option(
+    "--redact",
+    is_flag=True,
+    help="Leave out host and user names, addresses, keys, prompts, and all but the last name of paths.",
+)
 @click.option("--bundle", is_flag=True, help="One archive for a colleague: reports, measurements, logs.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="PATH", help="Where the one file goes.")
 @opt.json_option

@@ -91,11 +91,16 @@ def where_we_are(facts: GuideFacts) -> tuple[StepState, ...]:
     return tuple(states)
 
 
+EVERYWHERE = frozenset({"fault", "operator", "request", "run", "runner", "server", "session", "trace"})
+"""Words of the glossary that every step uses; the list of all explains them, not each step."""
+
+
 def terms_in(text: str) -> dict[str, str]:
-    """The words of the glossary that occur in `text`, with their meanings, longest words first."""
+    """The words of the glossary that occur in `text`, without those that are everywhere, with their meanings;
+    longest words first."""
     found: dict[str, str] = {}
     rest = text
-    for word in sorted(GLOSSARY, key=len, reverse=True):
+    for word in sorted(GLOSSARY.keys() - EVERYWHERE, key=lambda word: (-len(word), word)):
         pattern = re.compile(rf"(?<!\w){re.escape(word)}s?(?!\w)", 0 if word == "M" else re.IGNORECASE)
         if pattern.search(rest):
             found[word] = GLOSSARY[word]

@@ -123,15 +123,21 @@ GLOSSARY: dict[str, str] = {
         "one pass over the prompts: warming fills the cache, generation generates, scoring scores the same "
         "tokens in a cold prefill"
     ),
-    "batch invariance": "a token's result does not depend on how many tokens share its forward, nor on which",
+    "batch invariance": (
+        "a token's result does not depend on how many or which tokens share its forward, nor on how a kernel "
+        "divides its keys"
+    ),
     "bit-equal": "the same float32 bits; two logprobs that print alike may still differ",
     "cached tokens": "how many tokens of a request's prompt came from the radix cache instead of a forward",
     "capture": "the arms once more, with a digest of every operator's inputs, outputs and state read",
     "census": (
-        "each stateless operator called again with 1, 2, 3, ... rows: which of them change a row's bits"
+        "each stateless operator called again with 1, 2, 3 and powers of two of its rows: which of them "
+        "change a row's bits"
     ),
     "cold": "a request that restored nothing before it generated",
-    "condition 1": "batch invariance: a token's result does not depend on how many tokens share its forward",
+    "condition 1": (
+        "batch invariance: a token's result does not depend on how many or which tokens share its forward"
+    ),
     "condition 2": (
         "the same function: same K/V, window, mask, positions and state, whichever way a token is computed"
     ),
@@ -140,6 +146,7 @@ GLOSSARY: dict[str, str] = {
     "divergence": "a token whose two logprobs are not bit-equal",
     "equal-M": "the same token computed as decode and as a one-token extend, with as many rows in both",
     "extend": "the forward that computes the part of a prompt that was not cached",
+    "fault": "a defect planted on purpose, in the demo and by klbench selftest",
     "finding": "an origin with its evidence and grade: confirmed, probable or unknown",
     "floor": (
         "the divergence that remains where prefill and decode are two algorithms; not every model can "
@@ -158,6 +165,10 @@ GLOSSARY: dict[str, str] = {
     "masked": "an operator downstream of an origin that never saw equal inputs, so nothing is said of it",
     "nats": "units of a logarithm to the base e; 1e-9 nats is sglang's gate",
     "offset": "index of a token among the generated ones",
+    "operator": (
+        "the innermost call that is watched: a module, a step of the head (lm_head, logits, logprob), or a "
+        "named gap between two of them"
+    ),
     "origin": (
         "the operator and position where every input and the state read are equal and the output differs"
     ),
@@ -166,13 +177,19 @@ GLOSSARY: dict[str, str] = {
     "race": "what is read depends on when it was written: equal batches give other bits",
     "radix cache": "prefixes kept between requests, so that a prompt that begins alike is not computed again",
     "replay": "the operator called again alone, on the same rows, with other row counts",
+    "request": "one prompt of a run and its generated tokens",
     "residue": (
         "what is left of a length or position divided by a page, chunk, window or tile: the strongest clue"
     ),
     "restore": "taking a prefix's K/V or state from the cache instead of computing it",
     "row": "what one forward computes for one position; the row at t-1 scores the token at t",
+    "run": "one or more helpers, made on one server with one set of prompts",
+    "runner": "the process that owns a session's server and work",
+    "server": "one running sglang, launched by klbench or attached to",
+    "session": "everything kept of one investigation: server, runs, traces, findings, reports",
     "sliding window": "a layer reads only so many keys back; its edge is a place for faults of one",
     "tile": "keys are summed in blocks of 64 to 256; another block size is another rounding",
+    "trace": "what was captured of the operators of the arms",
     "ulp": "unit in the last place: the distance to the next number that the dtype can hold",
     "wide extend": "a restored prefix with many prompt rows behind it, so that no call has few rows",
 }

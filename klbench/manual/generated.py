@@ -34,7 +34,9 @@ def experiments() -> str:
     for one in CATALOGUE.values():
         means = "\n".join(f"- {outcome.replace('_', ' ')}: {what}" for outcome, what in one.outcomes.items())
         starts = " The server is started again for it." if one.relaunches else ""
-        parts.append(f"## `{one.name}`: {one.title}\n\n{one.question.capitalize()}{starts}\n\n{means}")
+        parts.append(
+            f"## `{one.name}`: {one.title}\n\n{one.question[:1].upper()}{one.question[1:]}{starts}\n\n{means}"
+        )
     return "\n\n".join(parts)
 
 

@@ -185,7 +185,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("census", ("M",), "census", "Which operators change a row's bits with the number of rows: "
            "operators x M.", RESULTS, can_session, hint=10),
     Action("take_census", ("r",), "take it", "Call every stateless operator again on the live server with 1, "
-           "2, 3, ... rows.", ("census",), can_ready, hint=2),
+           "2, 3 and powers of two of its rows.", ("census",), can_ready, hint=2),
     Action("next_helper", ("h",), "next helper", "Show the next helper that was compared.", ANALYSIS[:3],
            can_analyse, hint=2),
     Action("pad", ("p",), "pad to it", "Predict, pad all prompts to the residue under the cursor, and see.",
@@ -217,8 +217,8 @@ ACTIONS: tuple[Action, ...] = (
            ("main", "origin", "experiments", "census"), can_cancel, hint=8),
     Action("ask_cancel", ("escape",), "cancel", "Ask whether to cancel what is running; ctrl+c asks on every "
            "screen.", ("main",), can_cancel),
-    Action("report", ("e",), "report", "Write the report (Markdown and JSON) into the session's folder.",
-           (*RESULTS, "log", "commands"), can_report, hint=6),
+    Action("report", ("e",), "report", "Write the report (Markdown, HTML and JSON) into the session's "
+           "folder.", (*RESULTS, "log", "commands"), can_report, hint=6),
     Action("log", ("l",), "log", "The server's log.", RESULTS, can_session,
            hint=9),
     Action("commands", ("at",), "commands", "Every call and process of this session, ready to copy.",
@@ -242,8 +242,9 @@ ACTIONS: tuple[Action, ...] = (
            "while another has control.", WORK, can_control, hint=2),
     Action("pause", ("F",), "pause", "Freeze tables and log while the work goes on, or show all that came "
            "meanwhile; what you send to the runner ends the pause.", WORK, can_pause),
-    Action("open_in", ("V",), "in another program", "Open the server's log, the command log or the report "
-           "in $PAGER or $EDITOR, with control characters of servers spelled out.", WORK, can_open_in),
+    Action("open_in", ("V",), "in another program", "Open the server's log, the command log, a call's body "
+           "or the report in $PAGER, or $VISUAL/$EDITOR, with control characters of servers spelled out.",
+           WORK, can_open_in),
     Action("theme", ("T",), "theme", "Change between the dark and the light theme.", ALL),
     Action("compact", ("D",), "compact", "Show more rows: no lower borders, one statement, one line of the "
            "guide; or all as before.", ALL),

@@ -39,8 +39,8 @@ def advice(environment: Mapping[str, str]) -> str:
     took = round_trip_s(0, 1)
     if took is None or took < SLOW_S:
         return ""
-    took_ms = f"{1000 * took:.0f} ms"
-    return f"this line takes {took_ms} there and back: klbench --slow-link sends less, ssh -C helps most"
+    helps = "klbench --slow-link sends less, ssh -C compresses the rest"
+    return f"this line takes {1000 * took:.0f} ms there and back: {helps}"
 
 
 def round_trip_s(source: int, target: int) -> float | None:

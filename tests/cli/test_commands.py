@@ -75,7 +75,7 @@ def test_each_commands_help_says_the_number_that_it_takes_by_default(request_of,
         given = ["--json", "-"] if command == "demo" else ["--demo"]
         assert request_of(command, *given)[0].options.max_new_tokens == tokens
         assert main([command, "--help"]) == 0
-        help_text = capsys.readouterr().out
+        help_text = " ".join(capsys.readouterr().out.split())
         assert (
             f"[default: {tokens};" in help_text.partition("--max-new-tokens")[2].partition("--prompt-tok")[0]
         )
@@ -244,28 +244,6 @@ def test_a_report_is_one_file_of_each_format(capsys):
     assert markdown.endswith(".md")
     with open(data, encoding="utf-8") as file:
         assert json.load(file)["schema"] == "klbench.report/1"
-
-
-def test_doctor_says_what_this_machine_can_do(capsys):
-    code = main(["doctor", "--json", "-"])
-    found = json.loads(capsys.readouterr().out)
-    assert code == (ExitCode.CONSISTENT if found["ok"] else ExitCode.DIVERGED)
-    assert {check["name"] for check in found["checks"]} >= {
-        "state",
-        "socket",
-        "sglang",
-        "gpu",
-        "disk",
-        "locale",
-    }
-
-
-def test_doctor_calls_an_unwritable_state_folder_broken(tmp_path, monkeypatch, capsys):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("KLBENCH_HOME", str(blocked))
-    assert main(["doctor"]) == ExitCode.DIVERGED
-    assert "set KLBENCH_HOME" in capsys.readouterr().out
 
 
 def test_env_prints_exports_that_a_shell_takes(capsys):

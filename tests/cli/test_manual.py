@@ -12,15 +12,25 @@ import pytest
 from klbench import manual
 from klbench.cli import main
 from klbench.cli.commands import klbench
-from klbench.core.guide import GLOSSARY, STEPS
+from klbench.core.guide import EVERYWHERE, GLOSSARY, STEPS
 from klbench.core.text import cell_width
+from klbench.engine.versions import NEWEST, OLDEST
 from klbench.errors import ExitCode, UsageError
 from klbench.manual.render import render
+from klbench.session.folder import make_session, new_session_path
 from klbench.settings import SETTINGS
 from klbench.tui.actions import ACTIONS, BY_ID, shown
 from klbench.tui.filtering import parse
+from tests.tools.exit_codes import exit_code_table
+from tests.tools.readme import README, replaced
 
 NAMES = [topic.name for topic in manual.TOPICS]
+SESSIONS = ("SESSION", "[SESSION]", "[SESSION|BUNDLE]", "BEFORE", "AFTER")
+FIXED_WORDS = (
+    "server", "helper", "run", "arm", "request", "position", "offset", "divergence", "operator", "trace",
+    "origin", "finding", "fault", "runner", "session",
+)  # fmt: skip
+"""One word for each thing, in code, screens and documents."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +56,36 @@ def resolved(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, words
 
 
+def known_command_line(line: str) -> None:
+    """Fails where the line has a command or an option that klbench has not."""
+    command, words = resolved(line.split(" -- ")[0].split()[1:])
+    assert command is not klbench or not words or words[0].isupper() or words[0].startswith("-"), line
+    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    for option in (word for word in words if word.startswith("--")):
+        assert option in known | {"--help"}, line
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    return [param for param in command.params if isinstance(param, click.Option)]
+
+
+def commands_of(group: click.Group = klbench, path: str = "klbench") -> dict[str, click.Command]:
+    """Every command that is no secret, by what one types."""
+    found: dict[str, click.Command] = {path: group}
+    for name, command in group.commands.items():
+        if not command.hidden:
+            place = f"{path} {name}"
+            found |= commands_of(command, place) if isinstance(command, click.Group) else {place: command}
+    return found
+
+
+COMMANDS = commands_of()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_and_option_of_a_topic_exists(name):
     for line in commands_in(text_of(name)):
-        command, words = resolved(line.split(" -- ")[0].split()[1:])
-        assert command is not klbench or words[0].isupper() or words[0].startswith("-"), line
-        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-        for option in (word for word in words if word.startswith("--")):
-            assert option in known | {"--help"}, line
+        known_command_line(line)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,14 +110,63 @@ def test_what_is_generated_is_whole():
 
 
 def test_the_readme_lists_the_exit_codes_of_the_enumeration():
-    from tests.tools.exit_codes import exit_code_table
-    from tests.tools.readme import README, replaced
-
     text = README.read_text(encoding="utf-8")
     assert replaced(text, "exit-codes", exit_code_table()) == text, "uv run python -m tests.tools.exit_codes"
     assert [line.split()[1] for line in exit_code_table() if line.startswith("| ")][1:] == [
         str(int(code)) for code in ExitCode
     ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_every_option_has_a_sentence(name):
+    assert COMMANDS[name].help
+    assert [param.name for param in options_of(COMMANDS[name]) if not param.help] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_whatever_takes_a_session_completes_it(name):
+    known = make_session(new_session_path("demo-dense"), {"kind": "demo", "model": "dense"}, {}).name
+    context = click.Context(COMMANDS[name])
+    for param in COMMANDS[name].params:
+        if param.make_metavar(context).strip(".") in SESSIONS:
+            assert [item.value for item in param.shell_complete(context, known[:4])] == [known], param.name
+
+
+def test_the_exit_code_of_a_difference_names_every_command_that_gives_it():
+    for name, command in COMMANDS.items():
+        if re.search(r"xit code 1\b|, 1 a ", command.help or ""):
+            word = name.removeprefix("klbench ")
+            assert word == "run" or f"`{word}`" in ExitCode.DIVERGED.in_full, name
+
+
+@pytest.mark.parametrize("name", [name for name in klbench.commands if not klbench.commands[name].hidden])
+def test_the_readme_names_every_command(name):
+    assert re.search(rf"klbench {name}\b", README.read_text(encoding="utf-8"))
+
+
+def test_the_readme_names_the_versions_of_sglang_that_klbench_knows():
+    text = README.read_text(encoding="utf-8")
+    assert f"sglang must be {OLDEST} or later (klbench was used with up to {NEWEST})" in text
+
+
+def test_the_readme_names_commands_and_options_that_exist():
+    text = README.read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+    lines = [*commands_in(text), *re.findall(r"^(?:uv run )?(klbench [^#&\n]+)", blocks, re.MULTILINE)]
+    assert len(lines) > 40
+    for line in lines:
+        known_command_line(line)
+
+
+def test_the_words_that_are_fixed_are_explained():
+    assert set(FIXED_WORDS) <= set(GLOSSARY)
+    assert set(EVERYWHERE) < set(GLOSSARY)
+
+
+def test_what_an_experiment_asks_keeps_its_spelling():
+    assert "\n\nDoes the replay of CUDA graphs have a part in it? The server is started" in text_of(
+        "experiments"
+    )
 
 
 def test_the_filter_examples_are_terms_of_the_language():

@@ -152,6 +152,8 @@ def test_the_words_of_a_text_are_found_whole() -> None:
     assert "extend" in terms_in("an extend of few rows")
     assert "M" not in terms_in("a mean of many")
     assert "M" in terms_in("the M where it changes")
+    # Everyday words are explained in the list of all, and not wherever they occur.
+    assert set(terms_in("run the helper once more, each request on its own server")) == {"helper"}
 
 
 def test_the_short_reason_of_a_step_fits_a_line_and_the_words_it_uses_are_explained() -> None:
