@@ -61,6 +61,13 @@ def histories(trace: Trace, pairs: Pairs, comparison: Comparison) -> dict[int, H
     return result
 
 
+def reach(pairs: Pairs, own: Statuses, window: int | None) -> Statuses:
+    """[N] the joint status of all earlier rows in reach, whose own statuses are `own` [N]."""
+    status, _ = _reach(pairs.position, own[None], [window])
+    result: Statuses = status[0]
+    return result
+
+
 def _forward_starts(trace: Trace, pairs: Pairs) -> Ints:
     """[N] the first position of the request in the row's forward: the later of the two arms'."""
 

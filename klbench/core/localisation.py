@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from klbench.core.alignment import Alignment
+from klbench.core.beside_state import beside_state
 from klbench.core.comparison import ABSENT, Status
 from klbench.core.cone import Cone, masked_operators
 from klbench.core.experts import experts_chosen, with_experts
@@ -61,6 +62,9 @@ class _Rank:
             *head(trace, pairs, comparison, divergent_positions),
         ]
         self.origins = state_origins(trace, pairs, comparison, self.judged, self.history)
+        candidates = beside_state(
+            trace, pairs, comparison, self.judged, self.history, candidates, self.origins
+        )
         mine = (pairs, comparison)
         seen = [beside(mine, (other.alignment.pairs, other.alignment.comparison)) for other in others]
         for origin in candidates:
@@ -209,6 +213,11 @@ def _kinds(rank: _Rank, origin: Origin, node: int) -> tuple[tuple[Kind, ...], li
     """All kinds that remain for an origin, the likeliest first, and why."""
     position = int(rank.alignment.pairs.position[node])
     facts = [_born(rank, origin, node)]
+    if origin.unseen is not None:
+        module = rank.trace.operators[origin.unseen].module
+        text = f"{module} reads state and was not called as a module here: it may lie in this gap."
+        facts.append(Evidence("state_beside_not_observed", text, {"module": module}))
+        return ("gap", "operator", "state_restore", "state_write", "not_observed"), facts
     if origin.kind == "operator" and origin.operator in rank.history:
         kinds, more = _state_kinds(rank, origin, node)
         return kinds, facts + more

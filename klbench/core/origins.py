@@ -35,6 +35,8 @@ class Origin:
     """For a gap: operator A, the last to put out equal bits."""
     state: StateRows | None = None
     """For a state kind: the rows of state that are wrong."""
+    unseen: int | None = None
+    """For a gap: an operator with state that ran there or beside it, past the hooks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,6 +64,16 @@ def state_origins(
             own = comparison.together(state_columns(trace, comparison, number))
             column = int(comparison.columns(number, Direction.OUT)[0])
             found += _origins_of(trace, pairs, number, column, victims, own)
+        # A scan reads its slot at the first row of a forward alone: hardly ever in both arms.
+        alone = (
+            (seen.status == Status.UNOBSERVED)
+            & (judged.inputs[number] == Status.EQUAL)
+            & (judged.outputs[number] == Status.DIFFERS)
+        )
+        if trace.operators[number].state != "kv" and alone.any():
+            column = int(comparison.columns(number, Direction.OUT)[0])
+            wrong = wrong_reads(trace, pairs, number, alone)
+            found += [Origin("state_restore", number, column, rows, state=state) for state, rows in wrong]
     return found
 
 
