@@ -2,6 +2,10 @@
 
 A *column* is one argument of one call site in one direction. Columns are sorted so that what comes first in a
 forward comes first here, in whatever phases the trace has seen. Missing in one arm is never equal.
+
+A tensor without rows, as the sinks of an attention, looks as if it had some where its size is a multiple of
+the batch's rows. An input that one arm has in rows and the other as a whole tensor of just as many bytes is
+one of those: it tells nothing of a row.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ class Status(IntEnum):
 
 
 ABSENT = -1
-"""Neither arm has it."""
+"""Neither arm has it, or it has no rows."""
 
 _BLOCK = 1 << 18
 """Digests worked on at a time."""
@@ -84,6 +88,9 @@ def compare(trace: Trace, pairs: Pairs) -> Comparison:
     scoring_rows, node_to_scoring = np.unique(pairs.scoring_row, return_inverse=True)
     decode, scoring = _place(trace, tensors, column_of_tensor, (pairs.decode_row, scoring_rows), len(columns))
     shape = _shape_of_entry(trace, tensors, column_of_tensor, len(columns))
+    whole = _Whole(
+        trace, np.flatnonzero(on_rank & filled & (first_row < 0)), tensors, column_of_tensor, columns
+    )
     status = np.empty((len(columns), len(pairs)), dtype=np.int8)
     step = max(1, _BLOCK // max(len(pairs), 1))
     for top in range(0, len(columns), step):
@@ -98,8 +105,51 @@ def compare(trace: Trace, pairs: Pairs) -> Comparison:
         # A place of -1 took the last digest: it says nothing.
         found[(here < 0) | (there < 0)] = Status.UNOBSERVED
         found[(here < 0) & (there < 0)] = ABSENT
+        for column in whole.columns_in(top, top + step):
+            found[
+                column - top, whole.without_rows(column, pairs, here[column - top], there[column - top])
+            ] = ABSENT
         status[top : top + step] = found
     return Comparison(columns[:, 0], columns[:, 1], columns[:, 2], status)
+
+
+class _Whole:
+    """The inputs that some forwards have in rows and others as a whole tensor."""
+
+    def __init__(self, trace: Trace, whole: Ints, tensors: Ints, column: Ints, columns: Ints) -> None:
+        self._trace = trace
+        self._row_tensors, self._column_of = tensors, column
+        self._tensors: dict[int, Ints] = {}
+        arguments = len(trace.arguments) + 1
+        whole = whole[trace.tensor_direction[whole] == Direction.IN]
+        keys = _keys(trace, whole)
+        own = (columns[:, 0] * 2 + columns[:, 1]) * arguments + columns[:, 2]
+        for number in np.flatnonzero(np.isin(own, keys)).tolist():
+            self._tensors[number] = whole[keys == own[number]]
+
+    def columns_in(self, begin: int, end: int) -> list[int]:
+        return [column for column in self._tensors if begin <= column < end]
+
+    def without_rows(self, column: int, pairs: Pairs, here: Ints, there: Ints) -> npt.NDArray[np.bool_]:
+        """[N] where one arm's forward has the whole tensor with as many bytes as the other has in rows.
+
+        `here` and `there` are the places of the column's digests in both arms, -1 where there is none.
+        """
+        trace = self._trace
+        whole = self._tensors[column]
+        rows = self._row_tensors[self._column_of == column]
+        whole_bytes = np.full(len(trace.forward_number), -1, dtype=np.int64)
+        bytes_in_rows = np.full(len(trace.forward_number), -2, dtype=np.int64)
+        whole_bytes[trace.tensor_forward[whole]] = trace.tensor_row_bytes[whole]
+        forward = trace.tensor_forward[rows]
+        bytes_in_rows[forward] = trace.tensor_row_bytes[rows] * trace.forward_rows[forward]
+        decode, scoring = trace.row_forward[pairs.decode_row], trace.row_forward[pairs.scoring_row]
+        result: npt.NDArray[np.bool_] = np.where(
+            there < 0,
+            (here >= 0) & (bytes_in_rows[decode] == whole_bytes[scoring]),
+            (here < 0) & (whole_bytes[decode] == bytes_in_rows[scoring]),
+        )
+        return result
 
 
 def _entries(trace: Trace, tensors: Ints) -> Ints:
@@ -151,12 +201,17 @@ def _shape_of_entry(trace: Trace, tensors: Ints, column: Ints, columns: int) -> 
     return result
 
 
+def _keys(trace: Trace, tensors: Ints) -> Ints:
+    """A number for each tensor's (operator, direction, argument)."""
+    call = trace.tensor_operator[tensors] * 2 + trace.tensor_direction[tensors]
+    result: Ints = call * (len(trace.arguments) + 1) + trace.tensor_argument[tensors]
+    return result
+
+
 def _columns(trace: Trace, tensors: Ints) -> tuple[Ints, Ints]:
     """Each tensor's column; the columns [C, 3] (operator, direction, argument) in execution order."""
     arguments = len(trace.arguments) + 1
-    key = (trace.tensor_operator[tensors] * 2 + trace.tensor_direction[tensors]) * arguments
-    key = key + trace.tensor_argument[tensors]
-    keys, found = np.unique(key, return_inverse=True)
+    keys, found = np.unique(_keys(trace, tensors), return_inverse=True)
     order = _execution_order(trace, tensors, found, len(keys))
     rank = np.empty(len(keys), dtype=np.int64)
     rank[order] = np.arange(len(keys))

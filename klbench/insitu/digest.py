@@ -10,7 +10,7 @@ against it.
 """
 
 from collections import OrderedDict
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -63,8 +63,16 @@ def _lane_keys(lanes: int, device: torch.device) -> Tuple[torch.Tensor, torch.Te
             _mixed(counter + _signed(SEED_LOW)) | 1,
             _mixed(counter + _signed(SEED_HIGH)) | 1,
         )
+        if device.type == "cuda":
+            # Other streams use them from now on.
+            current_stream(device).synchronize()
         _keys[(device, size)] = known
     return known[0][:lanes], known[1][:lanes], known[2][:lanes]
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream on which `device` runs what is called now; None where all runs at once."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def rows_at(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -145,7 +153,8 @@ class _Plan:
         self.ends = torch.cumsum(torch.tensor(widths, dtype=torch.int64), 0).to(device)
 
 
-_plans: "OrderedDict[Tuple[torch.device, Tuple[Tuple[int, int], ...]], _Plan]" = OrderedDict()
+_plans: "OrderedDict[Tuple[torch.device, Any, Tuple[Tuple[int, int], ...]], _Plan]" = OrderedDict()
+"""By stream too: one that goes may still be in use on another than it was made on."""
 
 
 def sums_of_pieces(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -159,7 +168,7 @@ def sums_of_pieces(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     if lanes > _PLAN_LANES or any(not width for _, width in shapes):
         return torch.cat([row_sums(piece) for piece in pieces], dim=1)
     device = pieces[0].device
-    name = (device, shapes)
+    name = (device, current_stream(device), shapes)
     plan = _plans.pop(name, None) or _Plan(shapes, device)
     _plans[name] = plan
     if len(_plans) > _PLANS:

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -160,13 +160,29 @@ def dumped_forwards(dump_dir: Path) -> List[DumpedForward]:
     return sorted(forwards, key=lambda forward: (forward.rank, forward.number))
 
 
-def folded(value: torch.Tensor, rows: int) -> Optional[torch.Tensor]:
-    """`value` as [rows, rest] where its first dimension is a multiple of `rows`, else None.
+Argument = Tuple[str, int, int, str]
+"""Module, call, direction and argument."""
 
-    Dimensions of one in front (a batch of one) are passed over.
-    """
-    while value.dim() > 1 and value.shape[0] == 1:
-        value = value[0]
-    if value.dim() == 0 or rows == 0 or value.shape[0] == 0 or value.shape[0] % rows:
-        return None
-    return value.reshape(rows, -1)
+
+class Folds:
+    """Folds the tensors of one rank to rows. What one forward has shown to have no rows has none in any later
+    one, where its size may be a multiple of theirs."""
+
+    def __init__(self) -> None:
+        self.without_rows: Set[Argument] = set()
+
+    def folded(self, argument: Argument, value: torch.Tensor, rows: int) -> Optional[torch.Tensor]:
+        """`value` as [rows, rest] where its first dimension is a multiple of `rows`, else None.
+
+        Dimensions of one in front (a batch of one) are passed over. A weight has no rows.
+        """
+        while value.dim() > 1 and value.shape[0] == 1:
+            value = value[0]
+        if isinstance(value, torch.nn.Parameter) or argument in self.without_rows:
+            return None
+        if value.dim() == 0 or rows == 0 or value.shape[0] == 0:
+            return None
+        if value.shape[0] % rows:
+            self.without_rows.add(argument)
+            return None
+        return value.reshape(rows, -1)

@@ -24,15 +24,17 @@ import torch
 from safetensors.torch import save_file
 
 from .digest import as_lanes, digest_rows
+from .direct_calls import never_called
 from .dump_files import (
+    Argument,
     BadDump,
     DumpedForward,
     DumpedTensor,
+    Folds,
     Name,
     dumped_files,
     dumped_forwards,
     dumped_tensors,
-    folded,
     load,
 )
 from .stock_dumps import regroup
@@ -68,6 +70,8 @@ class Converter:
     def __init__(self, writer: TraceWriter, modules: Dict[str, Any]) -> None:
         self._writer = writer
         self._modules = modules
+        self._called: Set[str] = set()
+        self._folds = Folds()
         self.files = 0
 
     def add(self, dumped: DumpedForward) -> None:
@@ -127,11 +131,13 @@ class Converter:
         name = item.name
         assert name is not None
         about = self._modules.get(name.module, {})
+        self._called.add(name.module)
         call = calls.call_of(name)
         operator = self._writer.operator(
             name.module, call, str(about.get("class", "")), about.get("state"), about.get("window")
         )
-        by_row = folded(item.value, batch_rows)
+        argument = (name.module, call, name.direction, name.argument)
+        by_row = self._folds.folded(argument, item.value, batch_rows)
         chosen = item.value if by_row is None else by_row[in_batch]
         count = 1 if by_row is None else len(in_batch)
         self._writer.add_tensor(
@@ -145,6 +151,14 @@ class Converter:
             rows=[-1] if by_row is None else rows,
             digests=digest_rows(chosen, count),
         )
+
+    def add_missed(self) -> List[str]:
+        """Adds operators with state that ran past the dumper's hooks, without anything of theirs; says so."""
+        missed = never_called(self._modules, self._called)
+        for path in missed:
+            about = self._modules[path]
+            self._writer.operator(path, 0, about["class"], about["state"], about["window"])
+        return [f"{path}: it was not called as a module" for path in missed]
 
 
 def _modules(dump_dir: Path, rank: int) -> Dict[str, Any]:
@@ -175,7 +189,8 @@ def convert(dump_dir: Path, out_dir: Path) -> Dict[str, Any]:
             done += 1
             result["dump_bytes"] += forward.about["bytes"]
             print(json.dumps({"done": done, "total": len(forwards)}), flush=True)
-        writer.close(observes_state=False, observes_head=False, invalid=invalid)
+        missed = converter.add_missed()
+        writer.close(observes_state=False, observes_head=False, invalid=invalid, not_observed=missed)
         result["files"] += converter.files
         result["trace_bytes"] += writer.written_bytes
     return result
@@ -196,13 +211,15 @@ def fetch_rows(dump_dir: Path, wanted: List[Dict[str, Any]], out_file: Path) -> 
     Each wanted row is {"key", "rank", "forward", "module", "call", "direction", "argument", "row_in_batch"}.
     The file has under each key uint8 [row bytes], and in its metadata the dtypes by key.
     """
-    by_forward: Dict[Tuple[int, int], Dict[Tuple[str, int, int, str], List[Dict[str, Any]]]] = {}
+    by_forward: Dict[Tuple[int, int], Dict[Argument, List[Dict[str, Any]]]] = {}
     for want in wanted:
         tensors = by_forward.setdefault((int(want["rank"]), int(want["forward"])), {})
         key = (str(want["module"]), int(want["call"]), int(want["direction"]), str(want["argument"]))
         tensors.setdefault(key, []).append(want)
     found: Dict[str, torch.Tensor] = {}
     dtypes: Dict[str, str] = {}
+    whose: Dict[str, Tuple[Folds, Argument]] = {}
+    folds: Dict[int, Folds] = {}
     for dumped in dumped_forwards(dump_dir):
         tensors = by_forward.get((dumped.rank, dumped.number), {})
         if not tensors:
@@ -216,17 +233,23 @@ def fetch_rows(dump_dir: Path, wanted: List[Dict[str, Any]], out_file: Path) -> 
                     batch_rows = len(load(file.path)["value"])
                 continue
             call = calls.call_of(name)
-            chosen = tensors.get((name.module, call, name.direction, name.argument), ())
+            argument = (name.module, call, name.direction, name.argument)
+            chosen = tensors.get(argument, ())
             value = load(file.path)["value"] if chosen else None
             if not isinstance(value, torch.Tensor):
                 continue
+            own = folds.setdefault(dumped.rank, Folds())
+            by_row = own.folded(argument, value, batch_rows)
             for want in chosen:
-                by_row = folded(value, batch_rows)
                 if by_row is None or not 0 <= int(want["row_in_batch"]) < batch_rows:
                     continue
                 lanes, row_bytes = as_lanes(by_row[int(want["row_in_batch"])], 1)
                 found[str(want["key"])] = lanes.view(torch.uint8)[0, :row_bytes].clone()
                 dtypes[str(want["key"])] = str(value.dtype).replace("torch.", "")
+                whose[str(want["key"])] = (own, argument)
+    # Where a later forward showed that the tensor has no rows, what an earlier one folded was none.
+    for wrong in [row for row, (own, its) in whose.items() if its in own.without_rows]:
+        del found[wrong], dtypes[wrong]
     save_file(found, str(out_file), metadata={"dtypes": json.dumps(dtypes)})
     return len(found)
 

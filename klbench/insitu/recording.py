@@ -13,36 +13,50 @@ of armed rows that the head adds (it sees few of the batch's rows).
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from .composition import Composition, Part
-from .digest import as_lanes, row_sums, rows_at, sums_of_pieces
+from .digest import as_lanes, current_stream, row_sums, rows_at, sums_of_pieces
 
 WHOLE, ROWS = 0, 1
 _SMALL_BYTES = 1 << 15
 _PENDING_LANES = 1 << 17
 
+NO_ROWS = -1
 Axes = Dict[Tuple[int, int, int], int]
-"""Operator, direction and argument to the dimension of their rows, where that is not the first."""
+"""Operator, direction and argument to the dimension of their rows where that is not the first, or NO_ROWS
+where a forward has shown that the tensor has none."""
 
 Entry = Tuple[int, int, int, int, int, int, int, int]
 """Operator, direction, argument, dtype, row bytes, event, group, piece."""
 
 
 def row_axis(shape: Sequence[int], total: int, known: Optional[int] = None) -> Optional[int]:
-    """Which dimension of a tensor has the batch's `total` rows: the first where it is a multiple of them
-    (heads of a row), else the only one of just this size, as in [1, rows, heads, size] or [1, heads, rows,
-    size]. Where several are, the `known` one: another forward has told. None for a tensor without rows."""
-    if not shape or not shape[0]:
+    """Which dimension of a tensor has the batch's `total` rows: the `known` one that another forward has told
+    (NO_ROWS: none), else the first where it is a multiple of them (heads of a row), else the only one of just
+    this size, as in [1, rows, heads, size] or [1, heads, rows, size]. None for a tensor without rows, and
+    where several could be them."""
+    if not shape or not shape[0] or known == NO_ROWS:
         return None
-    if not shape[0] % total:
-        return 0
     exact = [axis for axis, size in enumerate(shape) if size == total]
     if known in exact:
         return known
+    if not shape[0] % total:
+        return 0
     return exact[0] if len(exact) == 1 else None
+
+
+def shows_no_rows(shape: Sequence[int], total: int) -> bool:
+    """Whether nothing in a tensor's shape can be the batch's `total` rows. An empty one shows nothing."""
+    return bool(shape) and shape[0] > 0 and shape[0] % total > 0 and total not in shape
+
+
+def keep_for(stream: Any, tensors: Iterable[torch.Tensor]) -> None:
+    """Keeps the memory of tensors that were made on another stream until `stream` has used them."""
+    for tensor in tensors:
+        tensor.record_stream(stream)
 
 
 def goes_into_a_graph(device: torch.device) -> bool:
@@ -105,23 +119,47 @@ class Selection:
     def __init__(self, rows: Tuple[int, ...], total: int, device: torch.device) -> None:
         self.rows = rows
         self.total = total
-        self._device = device
+        self._first = rows[0] if rows else 0
+        self._span = not rows or rows[-1] - rows[0] + 1 == len(rows)
         self._index: Optional[torch.Tensor] = None
-        self._span = bool(rows) and rows[-1] - rows[0] + 1 == len(rows)
+        if not self._span and len(rows) != total:
+            # Made here and not on first use: the streams of a forward wait for the one in which it began.
+            (self._index,) = to_device([torch.tensor(rows, dtype=torch.int64)], device)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The chosen rows of [total, ...]; shares memory where it can."""
         if len(self.rows) == self.total:
             return tensor
         if self._span:
-            return tensor.narrow(0, self.rows[0], len(self.rows))
-        if self._index is None:
-            (self._index,) = to_device([torch.tensor(self.rows, dtype=torch.int64)], self._device)
+            return tensor.narrow(0, self._first, len(self.rows))
+        assert self._index is not None
         return rows_at(tensor, self._index)
 
 
+class _OnStream:
+    """What was taken on one stream: pieces that wait to be digested together there, and sums of others."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.waiting: List[torch.Tensor] = []
+        self.waiting_pieces: List[int] = []
+        self.waiting_lanes = 0
+        self.order: List[int] = []
+        self.sums: List[torch.Tensor] = []
+
+    def digest_waiting(self) -> None:
+        if self.waiting:
+            self.order += self.waiting_pieces
+            self.sums.append(sums_of_pieces(self.waiting))
+            self.waiting, self.waiting_pieces, self.waiting_lanes = [], [], 0
+
+
 class Recording:
-    """What is known of one forward so far. Used by the forward thread alone, until `take`."""
+    """What is known of one forward so far. Used by the forward thread alone, until `take`.
+
+    A model may run parts of a layer on another stream. Pieces are copied on the stream that runs their call,
+    and digested on that one or behind a wait for it.
+    """
 
     def __init__(
         self,
@@ -147,11 +185,8 @@ class Recording:
         self._places = {row: place for place, row in enumerate(rows.in_batch)}
         self._requests: Optional[torch.Tensor] = None
         self._known: Dict[Any, Tuple[Any, Any, int]] = {}
-        self._order: List[int] = []
-        self._sums: List[torch.Tensor] = []
-        self._pending: List[torch.Tensor] = []
-        self._pending_pieces: List[int] = []
-        self._pending_lanes = 0
+        self._here = _OnStream(current_stream(device))
+        self._streams: Dict[Any, _OnStream] = {self._here.stream: self._here}
         self.extras: List[Tuple[Any, torch.Tensor]] = []
         """What others want to have on the host: (what it is, int64 tensor)."""
 
@@ -162,19 +197,29 @@ class Recording:
     def add(self, operator: int, direction: int, argument: int, tensor: torch.Tensor) -> None:
         """Notes a tensor with the forward's rows, or a whole one."""
         total = self.rows.total
-        shape = tensor.shape
-        axis: Optional[int] = 0
-        if not shape or not shape[0] or shape[0] % total:
-            name = (operator, direction, argument)
-            axis = row_axis(shape, total, self._axes.get(name))
-            if axis is not None:
-                self._axes[name] = axis
+        axis = self._axis_of((operator, direction, argument), tensor)
         group = WHOLE if axis is None else ROWS
         known = self._lookup(tensor, group, axis or 0)
         if known is None:
             rows_first = tensor.movedim(axis, 0) if axis else tensor
             known = self._new_piece(rows_first, group, total, self._selection)
         self._enter(operator, direction, argument, tensor, known)
+
+    def _axis_of(self, name: Tuple[int, int, int], tensor: torch.Tensor) -> Optional[int]:
+        """The dimension of the tensor's rows, None where it has none; remembers what tells later forwards."""
+        # Weights, as the sinks of an attention, have no rows, whatever multiple of them their size is.
+        if type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter):
+            return None
+        shape, total = tensor.shape, self.rows.total
+        known = self._axes.get(name)
+        if known is None and shape and shape[0] and not shape[0] % total:
+            return 0
+        axis = row_axis(shape, total, known)
+        if axis:
+            self._axes[name] = axis
+        elif axis is None and shows_no_rows(shape, total):
+            self._axes[name] = NO_ROWS
+        return axis
 
     def add_rows(
         self,
@@ -244,24 +289,36 @@ class Recording:
         row_bytes = part.shape[1] * part.element_size()
         number = len(self.pieces)
         self.pieces.append(Piece(group, rows, row_bytes))
+        here = self._on_stream()
         if rows * row_bytes <= _SMALL_BYTES:
             copy = part.clone(memory_format=torch.contiguous_format)
             lanes = copy.view(torch.int64) if row_bytes and not row_bytes % 8 else as_lanes(copy, rows)[0]
-            self._pending.append(lanes)
-            self._pending_pieces.append(number)
-            self._pending_lanes += lanes.numel()
-            if self._pending_lanes > _PENDING_LANES:
-                self._digest_pending()
+            here.waiting.append(lanes)
+            here.waiting_pieces.append(number)
+            here.waiting_lanes += lanes.numel()
+            if here.waiting_lanes > _PENDING_LANES:
+                here.digest_waiting()
         else:
-            self._order.append(number)
-            self._sums.append(row_sums(as_lanes(part, rows)[0]))
+            here.order.append(number)
+            here.sums.append(row_sums(as_lanes(part, rows)[0]))
         return number
 
-    def _digest_pending(self) -> None:
-        if self._pending:
-            self._order += self._pending_pieces
-            self._sums.append(sums_of_pieces(self._pending))
-            self._pending, self._pending_pieces, self._pending_lanes = [], [], 0
+    def _on_stream(self) -> _OnStream:
+        """What was taken on the stream that runs now."""
+        stream = current_stream(self.device)
+        if stream != self._here.stream:
+            found = self._streams.get(stream)
+            self._here = self._streams[stream] = _OnStream(stream) if found is None else found
+        return self._here
+
+    def join(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Makes the stream that runs now wait for the forward's others, so that it may use `tensors`."""
+        now = current_stream(self.device)
+        others = [stream for stream in self._streams if stream != now]
+        for stream in others:
+            now.wait_stream(stream)
+        if others:
+            keep_for(now, tensors)
 
     @property
     def requests(self) -> torch.Tensor:
@@ -277,17 +334,27 @@ class Recording:
 
     def take(self) -> "Taken":
         """Ends the recording: everything on its way to the host in one transfer."""
-        self._digest_pending()
-        sums = torch.cat(self._sums, dim=1) if self._sums else torch.zeros((2, 0), dtype=torch.int64)
-        extras = [tensor.reshape(-1) for _, tensor in self.extras]
-        flat = torch.cat([sums.reshape(-1).to(self.device), *extras])
+        taken = list(self._streams.values())
+        made = [tensor for _, tensor in self.extras]
+        self.join([*made, *(tensor for part in taken for tensor in (*part.sums, *part.waiting))])
+        together = self._on_stream()
+        for part in taken:
+            if part is not together:
+                together.order, together.sums = part.order + together.order, part.sums + together.sums
+                together.waiting, together.waiting_pieces = (
+                    part.waiting + together.waiting,
+                    part.waiting_pieces + together.waiting_pieces,
+                )
+        together.digest_waiting()
+        sums = torch.cat(together.sums, dim=1) if together.sums else torch.zeros((2, 0), dtype=torch.int64)
+        flat = torch.cat([sums.reshape(-1).to(self.device), *(tensor.reshape(-1) for tensor in made)])
         host, copied = to_host(flat)
         return Taken(
             composition=self.composition,
             rows=self.rows,
             entries=tuple(self.entries),
             pieces=tuple(self.pieces),
-            order=tuple(self._order),
+            order=tuple(together.order),
             lists=tuple(self.lists),
             extras=tuple((what, tensor.shape) for what, tensor in self.extras),
             versions_told=self._versions_tell,

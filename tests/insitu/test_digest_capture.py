@@ -22,7 +22,7 @@ from klbench.insitu import recording_writer  # noqa: E402
 from klbench.insitu.composition import CompositionReader  # noqa: E402
 from klbench.insitu.digest_capture import DigestCapture  # noqa: E402
 from klbench.insitu.module_sites import Site, each_tensor, sites_of  # noqa: E402
-from klbench.insitu.recording import row_axis  # noqa: E402
+from klbench.insitu.recording import NO_ROWS, row_axis  # noqa: E402
 
 NONCE = "a1b2"
 WIDTH = 16
@@ -412,6 +412,9 @@ def test_where_a_fused_kernel_writes_in_the_pool_is_no_input_of_its_module() -> 
         ((0, 6), 6, None, None),
         ((), 1, None, None),
         ((1, 4, 16), 1, 2, 0),
+        ((3, 3), 3, None, 0),
+        ((3, 3), 3, 1, 1),
+        ((64,), 32, NO_ROWS, None),
     ],
 )
 def test_rows_are_found_in_the_first_dimension_or_in_the_only_one_of_their_number(

@@ -126,6 +126,19 @@ def test_core_fields_are_no_operators() -> None:
     assert parse_name("positions", 2) is None
 
 
+def test_attention_that_ran_past_the_hooks_stands_in_the_trace_without_anything(dumps: DumpFolder) -> None:
+    dumps.forward(5, "extend", [mine(3)], [(f"non_intrusive__{LAYER}.o.output", torch.randn(3, 16))])
+    trace = dumps.trace()
+
+    assert [(operator.module, operator.state) for operator in trace.operators] == [
+        (f"{LAYER}.o", None),
+        (f"{LAYER}.attn", "kv"),
+    ]
+    assert set(trace.tensor_operator.tolist()) == {0}
+    about = json.loads((dumps.folder.parent / "trace" / "rank0.json").read_text())
+    assert about["not_observed"] == [f"{LAYER}.attn: it was not called as a module"]
+
+
 def test_only_rows_of_armed_requests_are_digested_and_mapped_to_their_positions(dumps: DumpFolder) -> None:
     x = torch.randn(7, 16).bfloat16()
     dumps.forward(5, "extend", [foreign(4), mine(3)], [(f"non_intrusive__{LAYER}.o.output", x)])
@@ -198,7 +211,8 @@ def test_a_shared_module_is_named_for_the_layer_that_calls_it_also_when_rows_are
     dumps.forward(1, "extend", [mine(2)], [(f"{rotary}@0", a), (f"{rotary}@1", b)])
     trace = dumps.trace()
 
-    assert [op.module for op in trace.operators] == ["model.layers.0.rotary", "model.layers.1.rotary"]
+    called = [op.module for op in trace.operators if op.state is None]
+    assert called == ["model.layers.0.rotary", "model.layers.1.rotary"]
     np.testing.assert_array_equal(digests_of(trace, "model.layers.1.rotary"), digest(b, 2))
     want = {"key": "b", "rank": 0, "forward": 1, "module": "model.layers.1.rotary", "call": 0}
     want |= {"direction": OUT, "argument": "0", "row_in_batch": 1}
@@ -212,7 +226,8 @@ def test_a_module_with_children_is_a_container(dumps: DumpFolder) -> None:
     dumps.forward(1, "extend", [mine(2)], [(f"non_intrusive__{name}", x) for name in names])
     trace = dumps.trace()
 
-    assert {op.module: op.container for op in trace.operators} == {"": True, LAYER: True, f"{LAYER}.o": False}
+    containers = {op.module: op.container for op in trace.operators if op.state is None}
+    assert containers == {"": True, LAYER: True, f"{LAYER}.o": False}
 
 
 class RunsCode:
@@ -286,3 +301,41 @@ def test_raw_rows_are_fetched_bit_for_bit_folded_as_they_were_digested(
     assert rows.keys() == {"a"}
     assert rows["a"][0] == "bfloat16"
     assert rows["a"][1].tobytes() == heads.reshape(3, 16)[2].view(torch.uint8).numpy().tobytes()
+
+
+def test_a_tensor_that_one_forward_shows_to_have_no_rows_has_none_in_any_later_one(
+    dumps: DumpFolder, tmp_path: Path
+) -> None:
+    """The sinks of an attention: as many as heads, which is a multiple of a decode's rows."""
+    sinks, name = torch.arange(4.0), f"non_intrusive__{LAYER}.attn.inputs.sinks"
+    dumps.forward(4, "extend", [mine(2)], [(name, sinks)])
+    dumps.forward(5, "extend", [mine(3)], [(name, sinks)])
+    dumps.forward(6, "decode", [mine(1, first=3, phase="decode"), foreign(1)], [(name, sinks)])
+
+    trace = dumps.trace()
+
+    # What came before is not known yet; localisation leaves it out.
+    assert (trace.tensor_row < 0).tolist() == [False, False, True, True]
+    assert [trace.digest[place].tolist() for place in (2, 3)] == [digest(sinks, 1)[0].tolist()] * 2
+    wanted = [
+        {
+            "key": str(forward),
+            "rank": 0,
+            "forward": forward,
+            "module": f"{LAYER}.attn",
+            "call": 0,
+            "direction": IN,
+            "argument": "sinks",
+            "row_in_batch": 0,
+        }
+        for forward in (4, 5)
+    ]
+    assert fetch_rows(dumps.folder, wanted, tmp_path / "rows.safetensors") == 0
+    assert fetch_rows(dumps.folder, wanted[:1], tmp_path / "rows.safetensors") == 1
+
+
+def test_a_weight_has_no_rows(dumps: DumpFolder) -> None:
+    sinks = torch.nn.Parameter(torch.arange(4.0), requires_grad=False)
+    dumps.forward(4, "extend", [mine(2)], [(f"non_intrusive__{LAYER}.attn.inputs.sinks", sinks)])
+
+    assert dumps.trace().tensor_row.tolist() == [-1]
