@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 import torch
 
 from .composition import Composition
+from .direct_calls import DirectCall, never_called
 from .head import PROCESSOR, Head, is_scoring, sampled_rows
 from .module_sites import Site, each_tensor, sites_of
 from .recording import ArmedRows, Axes, Names, Recording, goes_into_a_graph
@@ -86,6 +87,7 @@ class DigestCapture:
         self._not_observed: Set[str] = set()
         self._state_failed = False
         self._attentions = sum(about["state"] == "kv" for about in describe.values())
+        self._stateful = any(about["state"] for about in describe.values())
         # Only there is every operator torch's own, so that a tensor's version tells of each change.
         self._versions_tell = os.environ.get("KLBENCH_CPU_ENGINE") == "1"
 
@@ -151,9 +153,19 @@ class DigestCapture:
         with self._lock:
             self.forget()
             observes_head = bool(self._heads) and all(head.observes for head in self._heads)
-            observes_state = self._attentions > 0 and not self._state_failed
+            observes_state = self._stateful and not self._state_failed
+            missed = self._never_called()
             noted = sorted(self._not_observed)
-            self._writer.close(observes_state, observes_head, invalid, noted, self.unseen.table())
+            self._writer.close(observes_state, observes_head, invalid, noted, self.unseen.table(), missed)
+
+    def _never_called(self) -> NewNames:
+        """Operators with state that ran past us: they stand in the trace without anything of theirs."""
+        paths = never_called(self._modules, {path for path, _ in self._calls})
+        for path in paths if self._calls else ():
+            about = self._modules[path]
+            self._operator(path, 0, about["class"], about["state"], about["window"])
+            self._not_observed.add(f"{path}: it was not called as a module, nor was its state seen")
+        return self._new_names()
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -165,6 +177,8 @@ class DigestCapture:
     def _register(self) -> None:
         for site in sites_of(self._runner.model):
             module = site.module
+            if any(self._modules.get(path, {}).get("state") for path in site.paths):
+                self._handles.append(DirectCall(module))
             self._handles += [
                 module.register_forward_pre_hook(self._pre_hook(site), with_kwargs=True),
                 module.register_forward_hook(self._post_hook(site), with_kwargs=True),
@@ -221,11 +235,11 @@ class DigestCapture:
         return hook
 
     def _post_hook(self, site: Site) -> Any:
-        def hook(_: Any, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG001 - torch's signature
+        def hook(_: Any, args: Any, kwargs: Any, output: Any) -> None:
             running = self._running
             if running is not None:
                 try:
-                    self._leave(running, site, output)
+                    self._leave(running, site, site.result(args, kwargs, output))
                 except Exception as error:
                     self._fail(error)
 
@@ -253,12 +267,10 @@ class DigestCapture:
         running.stack.append((site, path, known))
         running.paths.append(path)
         recording.next_event()
-        for place, value in enumerate(args):
-            if isinstance(value, torch.Tensor):
-                recording.add(operator, IN, self._argument(site.argument(place)), value)
-            elif value is not None and value is not running.batch:
-                self._add_inner(recording, operator, IN, path, site.argument(place), value)
-        for name, value in kwargs.items():
+        named = [(site.argument(place), value) for place, value in enumerate(args)]
+        for name, value in (*named, *kwargs.items()):
+            if name in site.ignored:
+                continue
             if isinstance(value, torch.Tensor):
                 recording.add(operator, IN, self._argument(name), value)
             elif value is not None and value is not running.batch:
@@ -266,7 +278,9 @@ class DigestCapture:
         if state == "conv":
             self._look(running, path, lambda: running.state.before_convolution(site.module, args[0]))
         elif state is not None and state != "kv":
-            self._look(running, path, lambda: running.state.recurrent(operator, site.module, written=False))
+            self._look(
+                running, path, lambda: running.state.recurrent(operator, self._layer(path), written=False)
+            )
 
     def _leave(self, running: _Running, site: Site, output: Any) -> None:
         # A call that raised never left: its callers did not either.
@@ -297,7 +311,9 @@ class DigestCapture:
         elif state == "conv":
             self._look(running, path, lambda: running.state.convolution(operator, site.module))
         elif state is not None:
-            self._look(running, path, lambda: running.state.recurrent(operator, site.module, written=True))
+            self._look(
+                running, path, lambda: running.state.recurrent(operator, self._layer(path), written=True)
+            )
 
     def _settle(self, running: _Running) -> None:
         """Rows may have been padded since the forward began; the first module sees how many there are."""
@@ -325,6 +341,10 @@ class DigestCapture:
 
     # State.
 
+    def _layer(self, path: str) -> Optional[int]:
+        layer: Optional[int] = self._modules.get(path, {}).get("layer")
+        return layer
+
     def _look_at_kv(self, running: _Running, site: Site, operator: int, window: Any) -> None:
         module = site.module
         kind = str(getattr(getattr(module, "attn_type", None), "value", "decoder"))
@@ -340,11 +360,11 @@ class DigestCapture:
 
     def _look(self, running: _Running, path: str, look: Callable[[], None]) -> None:
         """Runs `look`; a state that this version or pool hides leaves the rest of the trace whole."""
-        before = len(running.recording.extras)
+        before = running.state.mark()
         try:
             look()
         except Exception as error:
-            del running.recording.extras[before:]
+            running.state.undo(before)
             self._state_failed = True
             self._not_observed.add(f"{path} state: {type(error).__name__}: {error}")
 

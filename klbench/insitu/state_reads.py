@@ -147,6 +147,20 @@ def _pools_of_forward() -> Pools:
     return Pools(get_req_to_token_pool(), get_token_to_kv_pool())
 
 
+_Gathered = Tuple[KvLook, Optional[int], _Plan, List[torch.Tensor]]
+"""A look with its window, its plan and its rows of state as lanes."""
+
+
+class Mark(NamedTuple):
+    """How far the looks of a forward are: what is sent with the recording and what waits to be digested."""
+
+    extras: int
+    sent: int
+    gathered: List[_Gathered]
+    looks: int
+    lanes: int
+
+
 class StateReads:
     """The looks of one forward; `pools` where they are not asked of the forward that runs."""
 
@@ -166,7 +180,7 @@ class StateReads:
         self._plans: Dict[Optional[int], _Plan] = {}
         self.own_rows_only = False
         """Whether old positions were too many to be sent one by one; reads are digested all the same."""
-        self._gathered: List[Tuple[KvLook, Optional[int], _Plan, List[torch.Tensor]]] = []
+        self._gathered: List[_Gathered] = []
         self._gathered_lanes = 0
         self._sent: Dict[Tuple[Optional[int], str], int] = {}
         self._convolution: Optional[ConvolutionRead] = None
@@ -174,6 +188,22 @@ class StateReads:
         self._metadata_seen = False
         self.unknown_backend: Optional[str] = None
         """An attention backend whose metadata could not be judged."""
+
+    def mark(self) -> Mark:
+        """Before a look that may fail, for `undo`."""
+        gathered = self._gathered
+        return Mark(
+            len(self._recording.extras), len(self._sent), gathered, len(gathered), self._gathered_lanes
+        )
+
+    def undo(self, mark: Mark) -> None:
+        """Takes back whatever was looked at since `mark`: nothing sent later may build on it."""
+        del self._recording.extras[mark.extras :]
+        while len(self._sent) > mark.sent:
+            self._sent.popitem()
+        # `finish` leaves the list that it took as it was.
+        self._gathered, self._gathered_lanes = mark.gathered, mark.lanes
+        del self._gathered[mark.looks :]
 
     def attention(self, operator: int, module: Any, window: Optional[int]) -> None:
         """Looks at what `module`'s call could read. To be called after the call."""
@@ -274,6 +304,7 @@ class StateReads:
     def finish(self) -> None:
         """Digests what was gathered, layers together, and sends it with the recording."""
         gathered, self._gathered, self._gathered_lanes = self._gathered, [], 0
+        self._recording.join(own for _, _, _, lanes in gathered for own in lanes)
         by_width: Dict[int, List[torch.Tensor]] = {}
         for _, _, _, lanes in gathered:
             for own in lanes:
@@ -296,11 +327,11 @@ class StateReads:
         recording.extras.append((look, seen))
         recording.extras.append((KvRead(look.operator, look.arguments, window), read))
 
-    def recurrent(self, operator: int, module: Any, written: bool) -> None:
-        """Looks at the armed requests' recurrent slots, before or after `module`'s call."""
+    def recurrent(self, operator: int, layer: Optional[int], written: bool) -> None:
+        """Looks at the armed requests' recurrent slots of a layer, before or after its call."""
+        if layer is None:
+            raise RuntimeError("neither the module nor any around it has a layer number")
         pool = (self._pools or _pools_of_forward()).requests
-        layer = getattr(module, "layer_id", None)
-        layer = getattr(module, "layer_idx", None) if layer is None else layer
         cache = pool.mamba2_layer_cache(layer)
         requests = self._batch.req_pool_indices.index_select(0, self._recording.requests)
         slots = pool.get_mamba_indices(requests)

@@ -18,7 +18,7 @@ from klbench.insitu.recording import ArmedRows, Names, Recording  # noqa: E402
 from klbench.insitu.recording_writer import Limits, NewNames, RecordingWriter, Tokens  # noqa: E402
 from klbench.insitu.state_reads import Pools, StateReads  # noqa: E402
 from klbench.insitu.trace_writer import TraceWriter  # noqa: E402
-from tests.insitu.test_digest_capture import decode, extend  # noqa: E402
+from tests.insitu.test_digest_capture import Bench, decode, extend  # noqa: E402
 
 NONCE = "a1b2"
 HEADS, WIDTH = 2, 8
@@ -314,7 +314,6 @@ class Slots:
 def test_a_checkpoint_is_read_where_it_is_until_its_copy_is_made(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     state = torch.randn((5, 3, 4)).bfloat16()
-    module = SimpleNamespace(layer_id=7)
 
     def look(batch: Any, written: bool) -> None:
         batch.req_pool_indices = torch.tensor([0])
@@ -325,7 +324,7 @@ def test_a_checkpoint_is_read_where_it_is_until_its_copy_is_made(tmp_path: Path)
         pools = Pools(Slots(state), None)
         recording.next_event()
         reads = StateReads(recording, batch, 1, pool.names["argument"].number, pools)
-        reads.recurrent(0, module, written)
+        reads.recurrent(0, 7, written)
         pool.hand_over(recording, batch)
 
     first = extend((rid(0), 2, [1, 2]))
@@ -385,3 +384,58 @@ def test_requests_that_are_not_armed_are_not_looked_at(tmp_path: Path) -> None:
     assert set(trace.slot_request.tolist()) == {0}
     assert trace.row_in_batch.tolist() == [0]
     assert set(reads(trace)) == {(0, 0, 1)}
+
+
+def test_a_look_that_fails_takes_along_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots are sent once for all layers: with the look that sent them they are to be sent again."""
+    bench = Bench(tmp_path, monkeypatch)
+    keys = torch.randn((POOL, WIDTH)).bfloat16()
+    table = torch.arange(POOL).reshape(2, POOL // 2)
+
+    def look(self: StateReads, operator: int, module: Any, window: int | None) -> None:
+        self.look(operator, window, table, (("k", keys),), None)
+        if module is bench.model.layers[0].proj:
+            raise RuntimeError("not of this version")
+
+    monkeypatch.setattr(StateReads, "attention", look)
+    monkeypatch.setattr(StateReads, "metadata", lambda *_: None)
+    for layer in (0, 1):
+        bench.capture._modules[f"layers.{layer}.proj"]["state"] = "kv"
+    batch = extend((rid(0), 0, [1, 2, 3]))
+    batch.req_pool_indices = torch.tensor([1])
+    bench.forward(batch)
+    trace = bench.close()
+
+    assert (bench.troubles, trace.invalid) == ([], None)
+    assert not trace.observes_state
+    assert {trace.operators[number].module for number in trace.slot_operator} == {"layers.1.proj"}
+    assert slots(trace, Slot.WRITTEN) == {p: (32 + p, digest(keys[32 + p])) for p in range(3)}
+
+
+def test_a_look_that_fails_while_others_are_digested_loses_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(tmp_path)
+    composition = pool.reader.read(batch := extend((rid(0), 0, [1, 2, 3])))
+    assert composition is not None
+    batch.req_pool_indices = torch.tensor([1])
+    recording = Recording(
+        composition, ArmedRows.of(composition, 3), torch.device("cpu"), pool.names["dtype"], True
+    )
+    looks = StateReads(recording, batch, 2, pool.names["argument"].number)
+    recording.next_event()
+    looks.look(0, None, pool.req_to_token, (("k", pool.keys),), None)
+    before = looks.mark()
+    with monkeypatch.context() as patched:
+        patched.setattr(state_reads, "_PENDING_LANES", 0)
+        patched.setattr(state_reads, "_summed", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            looks.look(1, None, pool.req_to_token, (("k", pool.keys),), None)
+    looks.undo(before)
+    looks.finish()
+    pool.hand_over(recording, batch)
+
+    trace = pool.close()
+
+    assert set(trace.slot_operator.tolist()) == {0}
+    assert sorted(slots(trace, Slot.WRITTEN)) == [0, 1, 2]
