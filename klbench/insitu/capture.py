@@ -34,6 +34,7 @@ from typing import Any, Dict, List, Optional, Union
 from . import control, conv_operator
 from .composition import ARMED_FAULTS, Composition, CompositionLog, CompositionReader
 from .digest_capture import DigestCapture
+from .direct_calls import layer_numbers
 from .plugin import write_json_atomically
 from .recording import goes_into_a_graph
 from .state_probe import StateProbe
@@ -311,8 +312,9 @@ class Capture:
 
 
 def describe_modules(model: Any) -> Dict[str, Any]:
-    """For each module by path: its class, what state it reads, how far back (None: all of it)."""
+    """For each module by path: its class, what state it reads, how far back (None: all of it), its layer."""
     modules: Dict[str, Any] = {}
+    layers = layer_numbers(model)
     for path, module in model.named_modules():
         names: List[str] = [kind.__name__ for kind in type(module).__mro__]
         state = _state(names)
@@ -322,6 +324,7 @@ def describe_modules(model: Any) -> Dict[str, Any]:
             "class": type(module).__name__,
             "state": state,
             "window": window if isinstance(window, int) and window > -1 else None,
+            "layer": layers[path],
         }
     return modules
 

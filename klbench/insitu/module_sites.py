@@ -16,16 +16,28 @@ _DEPTH = 4
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.nn.Module, torch.dtype, torch.device)
 # Descriptions of the batch: their tensors are what every module sees, not what it is given to work on.
 # FusedSetKVBufferArg tells a fused kernel into which slots of the pool it writes K and V as well.
-_BATCHES = ("ForwardBatch", "LogitsMetadata", "SamplingBatchInfo", "FusedSetKVBufferArg")
+# The states of a Mamba mixer are those of all slots of its pool.
+_BATCHES = (
+    *("ForwardBatch", "LogitsMetadata", "SamplingBatchInfo", "FusedSetKVBufferArg"),
+    *("Mamba2Metadata", "MambaPool.State", "MambaPool.SpeculativeState"),
+)
+
+_RESULT = "output"
 
 
 class Site:
-    """One module: its paths, and the names of its arguments."""
+    """One module: its paths, and the names of its arguments.
+
+    `ignored` are arguments that are no input: a buffer that a Mamba mixer puts its result into, and constants
+    of the model.
+    """
 
     def __init__(self, module: torch.nn.Module, paths: List[str]) -> None:
         self.module = module
         self.paths = paths
         self.class_name = type(module).__name__
+        self._mixes = any("MambaMixer" in kind.__name__ for kind in type(module).__mro__)
+        self.ignored: Tuple[str, ...] = (_RESULT, "mup_vector") if self._mixes else ()
         self._positional: Tuple[str, ...] = ()
         self._rest: Optional[str] = None
         parameters = _parameters(module.forward)
@@ -43,6 +55,16 @@ class Site:
         if place < len(self._positional):
             return self._positional[place]
         return f"{self._rest or 'args'}.{place - len(self._positional)}"
+
+    def result(self, args: Any, kwargs: Any, output: Any) -> Any:
+        """What a call put out. A mixer also hands over states of its chunks, which decode has none of."""
+        if not self._mixes:
+            return output
+        given = {self.argument(place): value for place, value in enumerate(args)}
+        given.update(kwargs)
+        if isinstance(given.get(_RESULT), torch.Tensor):
+            return given[_RESULT]
+        return output[0] if isinstance(output, tuple) and output else output
 
     def path(self, stack: List[str]) -> str:
         """The path under which the innermost running module has it."""
@@ -78,7 +100,7 @@ def each_tensor(
     """Calls `found` for each tensor in `value` by its stable name; `unknown` for what may hide one."""
     if isinstance(value, torch.Tensor):
         found(name, value)
-    elif not isinstance(value, _PLAIN) and type(value).__name__ not in _BATCHES:
+    elif not isinstance(value, _PLAIN) and not _is_batch(value):
         _walk(name, value, found, unknown, _DEPTH)
 
 
@@ -92,15 +114,19 @@ def _walk(
     if isinstance(value, torch.Tensor):
         found(name, value)
         return
-    kind = type(value).__name__
-    if isinstance(value, _PLAIN) or kind in _BATCHES or callable(value):
+    if isinstance(value, _PLAIN) or _is_batch(value) or callable(value):
         return
     inner = _children(value) if depth else None
     if inner is None:
-        unknown(f"{name}: {kind}")
+        unknown(f"{name}: {type(value).__name__}")
         return
     for key, child in inner:
         _walk(".".join(filter(None, (name, key))), child, found, unknown, depth - 1)
+
+
+def _is_batch(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ in _BATCHES or kind.__qualname__ in _BATCHES
 
 
 def _children(value: Any) -> Optional[List[Tuple[str, Any]]]:

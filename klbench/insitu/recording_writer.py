@@ -114,12 +114,18 @@ class RecordingWriter:
         invalid: Optional[str],
         not_observed: Sequence[str],
         unseen: Optional[torch.Tensor] = None,
+        missed: Optional[NewNames] = None,
     ) -> None:
-        """Writes all that was handed over and completes the trace; `unseen` is as UnseenWrites.table says."""
+        """Writes all that was handed over and completes the trace; `unseen` is as UnseenWrites.table says.
+
+        `missed` has names of operators that no recording has, where there are any.
+        """
         self._closing.set()
         self._thread.join()
         if unseen is not None and len(unseen):
             self._writer.add_columns("unseen", unseen)
+        if missed is not None:
+            self._take_names(missed)
         self._writer.close(observes_state, observes_head, invalid or self._broken, not_observed)
 
     # The writer thread.
@@ -160,13 +166,16 @@ class RecordingWriter:
             self._broken = f"{type(error).__name__}: {error}"
             self._trouble(error)
 
-    def _write(self, names: NewNames, taken: Taken, sampled: bool) -> None:
+    def _take_names(self, names: NewNames) -> None:
         for operator in names.operators:
             self._writer.operator(*operator)
         for argument in names.arguments:
             self._writer.argument(argument)
         for dtype in names.dtypes:
             self._writer.dtype(dtype)
+
+    def _write(self, names: NewNames, taken: Taken, sampled: bool) -> None:
+        self._take_names(names)
         if self._written % _CHECK_EVERY == 0:
             self._check_space()
         self._written += 1

@@ -31,6 +31,7 @@ class _Stateful(NamedTuple):
     operator: int
     state: str
     window: Optional[int]
+    layer: Optional[int]
 
 
 class _Running(NamedTuple):
@@ -58,6 +59,7 @@ class StateProbe:
     ) -> None:
         self._pools = Pools(model_runner.req_to_token_pool, model_runner.token_to_kv_pool)
         self._operators, self._arguments, self._dtypes = Names(), Names(), Names()
+        self._not_observed = ["operators: only the state between forwards was looked at"]
         self._stateful = self._find(model_runner.model, describe)
         if not self._stateful:
             raise RuntimeError("the model has no module with state that is known here")
@@ -78,8 +80,14 @@ class StateProbe:
             inner = any(other.startswith(path + ".") and describe[other]["state"] for other in describe)
             if state is None or inner:
                 continue
+            layer = about.get("layer")
+            if state != "kv" and layer is None:
+                self._not_observed.append(
+                    f"{path} state: neither it nor any module around it has a layer number"
+                )
+                continue
             number = self._operators.number((path, 0), (path, 0, about["class"], state, window))
-            found.append(_Stateful(path, module, number, state, window))
+            found.append(_Stateful(path, module, number, state, window, layer))
         return found
 
     # The runner's forward.
@@ -97,7 +105,7 @@ class StateProbe:
         for place in self._stateful:
             if place.state != "kv":
                 recording.next_event()
-                reads.recurrent(place.operator, place.module, written=False)
+                reads.recurrent(place.operator, place.layer, written=False)
         tokens = [batch.input_ids, batch.positions]
         chosen = [recording.selected(v if v.dim() == 1 else v[0]).to(torch.int64) for v in tokens]
         recording.extras.append((Tokens(), torch.stack(chosen)))
@@ -115,7 +123,7 @@ class StateProbe:
             if place.state == "kv":
                 reads.attention(place.operator, place.module, place.window)
             else:
-                reads.recurrent(place.operator, place.module, written=True)
+                reads.recurrent(place.operator, place.layer, written=True)
         reads.finish()
         names = NewNames(
             tuple(self._operators.take_new()),
@@ -130,8 +138,7 @@ class StateProbe:
 
     def close(self, invalid: Optional[str]) -> None:
         """Completes the trace."""
-        noted = ["operators: only the state between forwards was looked at"]
-        self._writer.close(True, False, invalid, noted, self.unseen.table())
+        self._writer.close(True, False, invalid, self._not_observed, self.unseen.table())
 
     def remove(self) -> None:
         """There is no hook to remove."""

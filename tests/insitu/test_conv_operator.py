@@ -62,7 +62,8 @@ def test_each_layer_gets_one_operator_that_sees_rows_and_changes_no_bit(model: A
     assert conv_operator.install(model) == operators, "installed once"
     assert [(operator.layer_idx, operator.behind) for operator in operators] == [(0, 2), (1, 2)]
     about = describe_modules(model)
-    assert about["layers.1.conv1d"] == {"class": "ShortConvolution", "state": "conv", "window": 2}
+    named = {"class": "ShortConvolution", "state": "conv", "window": 2, "layer": 1}
+    assert about["layers.1.conv1d"] == named
     assert about["layers.1"]["state"] is None, "the operator has the state, not the layer around it"
     seen: list[Any] = []
     for operator in operators:
