@@ -185,8 +185,8 @@ class Recording:
         self._places = {row: place for place, row in enumerate(rows.in_batch)}
         self._requests: Optional[torch.Tensor] = None
         self._known: Dict[Any, Tuple[Any, Any, int]] = {}
-        self._here = _OnStream(current_stream(device))
-        self._streams: Dict[Any, _OnStream] = {self._here.stream: self._here}
+        self._here: Optional[_OnStream] = None
+        self._streams: Dict[Any, _OnStream] = {}
         self.extras: List[Tuple[Any, torch.Tensor]] = []
         """What others want to have on the host: (what it is, int64 tensor)."""
 
@@ -305,11 +305,10 @@ class Recording:
 
     def _on_stream(self) -> _OnStream:
         """What was taken on the stream that runs now."""
-        stream = current_stream(self.device)
-        if stream != self._here.stream:
-            found = self._streams.get(stream)
-            self._here = self._streams[stream] = _OnStream(stream) if found is None else found
-        return self._here
+        stream, here = current_stream(self.device), self._here
+        if here is None or here.stream != stream:
+            here = self._here = self._streams.setdefault(stream, _OnStream(stream))
+        return here
 
     def join(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         """Makes the stream that runs now wait for the forward's others, so that it may use `tensors`."""
