@@ -24,6 +24,21 @@ async def settle(pilot) -> None:
             quiet = 0 if short or unborn or _is_busy(app) else quiet + 1
 
 
+async def come_to_rest(pilot) -> None:
+    """As `settle`, but without Textual's pauses of a fiftieth of a second each, of which a key costs six:
+    what the screen has to lay out and to draw is looked at, too."""
+    app, quiet = pilot.app, 0
+    async with asyncio.timeout(60):
+        while quiet < 3 and app._exception is None:
+            await asyncio.sleep(0.001)
+            short = any(worker.group not in ("follow", "look") for worker in app.workers)
+            busy = short or _is_busy(app)
+            if not busy and not app._exit and app.screen._has_work:
+                app.screen._on_timer_update()
+                busy = True
+            quiet = 0 if busy else quiet + 1
+
+
 def _is_busy(app) -> bool:
     """Whether a message waits or is being worked off; an app that was left works nothing off any more."""
     pumps = (app, *app.screen_stack, *_widgets(app))

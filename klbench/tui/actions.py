@@ -104,6 +104,7 @@ WORK = (
     "verdict",
     *ANALYSIS,
     "census",
+    "numbers",
     "guide",
     "log",
     "commands",
@@ -112,8 +113,17 @@ ALL = ("start", *WORK)
 SUBSCREENS = tuple(screen for screen in WORK if screen != "main")
 RESULTS = ("main", "tokens", "origin", "verdict", *ANALYSIS, "census")
 """Screens that show results: from each of them all others are one key away."""
+
+
+def _others(place: str) -> tuple[str, ...]:
+    """From where that one is a key away."""
+    return tuple(screen for screen in RESULTS if screen != place)
+
+
 GUIDED = tuple(screen for screen in WORK if screen != "guide")
 """Screens with the guide's panel."""
+READING = ("origin", "verdict", "experiments", "guide", "before_after")
+"""Screens with a text that may be longer than its place."""
 DIFFERENCES = ("tokens", "all_tokens", "compare")
 TABLE = ("table",)
 SCROLLING = ("table", "lines")
@@ -147,6 +157,10 @@ ACTIONS: tuple[Action, ...] = (
            "mark away.", ("main", "tokens"), can_tokens),
     Action("compare", ("c",), "compare", "This request beside the marked one, or beside itself in another "
            "helper.", ("main", "tokens"), can_tokens, hint=15),
+    Action("open_token", ("enter",), "its request", "Open the request of the token under the cursor, at that "
+           "token.", ("all_tokens",), hint=2),
+    Action("set_beside", ("enter",), "side by side", "Set the first request that changed beside what it was.",
+           ("before_after",), hint=2),
     Action("other_helper", ("h",), "other helper", "Compare with the next helper of that run.",
            ("compare",), hint=3),
     Action("other_run", ("R",), "other run", "Compare with the next run of this session, or of the one it "
@@ -166,24 +180,24 @@ ACTIONS: tuple[Action, ...] = (
     Action("agree", ("a",), "agree", "Agree to what the runner asked before it goes on.",
            ("main", "origin", "experiments"), can_confirm, hint=2),
     Action("verdict", ("v",), "verdict", "What the run says, with its evidence and the next steps.",
-           (*RESULTS[:3], *ANALYSIS, "census"),
+           _others("verdict"),
            lambda s: True if s.verdict else "no verdict yet: no run has ended", hint=5),
     Action("decide", ("n",), "decide it", "Make the one experiment that decides the explanation under the "
            "cursor.", ("verdict",), can_ready, hint=2),
     Action("distribution", ("d",), "distribution", "How large the differences are: histogram, tail and the "
-           "largest ones.", RESULTS, can_analyse, hint=10),
+           "largest ones.", _others("distribution"), can_analyse, hint=10),
     Action("positions", ("b",), "by position", "Where the differences lie: by position, by offset, behind "
-           "the cached prefix.", RESULTS, can_analyse, hint=10),
+           "the cached prefix.", _others("positions"), can_analyse, hint=10),
     Action("column_left", ("left",), "column left", "To the column on the left; below each chart stands what "
            "is in the column.", ("positions",), can_analyse),
     Action("column_right", ("right",), "column right", "To the column on the right.", ("positions",),
            can_analyse),
     Action("residues", ("m",), "residues", "Divergent requests by residue of their lengths, the striking one "
-           "marked.", RESULTS, can_analyse, hint=10),
+           "marked.", _others("residues"), can_analyse, hint=10),
     Action("experiments", ("X",), "experiments", "The experiments as a matrix: made, possible, with cost and "
-           "meaning.", RESULTS, can_session, hint=8),
+           "meaning.", _others("experiments"), can_session, hint=8),
     Action("census", ("M",), "census", "Which operators change a row's bits with the number of rows: "
-           "operators x M.", RESULTS, can_session, hint=10),
+           "operators x M.", _others("census"), can_session, hint=10),
     Action("take_census", ("r",), "take it", "Call every stateless operator again on the live server with 1, "
            "2, 3 and powers of two of its rows.", ("census",), can_ready, hint=2),
     Action("next_helper", ("h",), "next helper", "Show the next helper that was compared.", ANALYSIS[:3],
@@ -204,6 +218,9 @@ ACTIONS: tuple[Action, ...] = (
            "the difference without klbench and without a server.", ("origin",), can_origin, hint=4),
     Action("next_finding", ("n",), "next finding", "Go to the next finding of this capture.", ("origin",),
            can_next_finding, hint=5),
+    Action("next_argument", ("n",), "next argument", "Go to the next argument of the operator: what it was "
+           "given, what it returned.", ("numbers",), hint=2),
+    Action("previous_argument", ("N",), "previous argument", "Go to the argument before.", ("numbers",)),
     Action("guide", ("w",), "guide", "Show or hide the guide: the current step, why it matters, what was "
            "learned, what is next.", GUIDED, can_session, hint=21),
     Action("guide_all", ("W",), "all steps", "The guided path in full, with the words that it uses.",
@@ -230,6 +247,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("previous_match", ("N",), "previous match", "Go to the line before that holds it.", ("log",)),
     Action("next_error", ("exclamation_mark",), "next error", "Go to the next line of the log that speaks of "
            "an error.", ("log",), hint=3),
+    Action("read_on", ("J",), "read on", "Scroll the text beside the table; its border says how much there "
+           "is.", READING),
+    Action("read_back", ("K",), "read back", "Scroll that text back.", READING),
     Action("pane_1", ("1",), "pane 1", "Go to the first pane.", ("start", "main")),
     Action("pane_2", ("2",), "pane 2", "Go to the second pane.", ("start", "main")),
     Action("pane_3", ("3",), "pane 3", "Go to the third pane; on the main screen the tokens.",
@@ -237,7 +257,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("pane_4", ("4",), "pane 4", "Go to the fourth pane; on the main screen the log.",
            ("start", "main")),
     Action("zoom", ("z",), "zoom", "Give the whole window to the pane with the focus, or back.",
-           ("main", "tokens", "origin"), hint=11),
+           ("main", "origin"), hint=11),
     Action("control", ("C",), "take control", "Command this session from this terminal, which only watches "
            "while another has control.", WORK, can_control, hint=2),
     Action("pause", ("F",), "pause", "Freeze tables and log while the work goes on, or show all that came "
@@ -262,7 +282,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("last", ("end", "G"), "last", "To the last line; a log follows its end again.", SCROLLING),
     Action("scroll_left", ("left",), "left", "Show columns further left.", SCROLLING),
     Action("scroll_right", ("right",), "right", "Show columns further right.", SCROLLING),
-    Action("choose", ("enter",), "open", "Open the row under the cursor.", TABLE),
+    Action("choose", ("enter",), "open", "Open what the row under the cursor leads to, else all its cells.",
+           TABLE),
     Action("map_up", ("up", "k"), "layer before", "To the layer above; the border below says what is under "
            "the cursor.", ("map",)),
     Action("map_down", ("down", "j"), "next layer", "To the layer below.", ("map",)),

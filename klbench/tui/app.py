@@ -46,6 +46,7 @@ from klbench.tui.places import Places
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.screens.main import MainScreen
 from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.screens.overlay import Overlay
 from klbench.tui.stylesheet import OneParse
 from klbench.tui.widgets.scroll_bars import use_whole_cells
 
@@ -177,9 +178,12 @@ class WorkbenchApp(DoingApp):
         self.say("\n".join(part for part in (title, message.strip()) if part), severity)
 
     def say(self, text: str, severity: SeverityLevel = "information") -> None:
-        """Tell the user what came of something, on the uppermost screen that shows work."""
+        """Tell the user what came of something, on the uppermost screen that shows work and on what lies
+        over it."""
         if (screen := self._work_screen) is not None:
             screen.say(text, severity)
+            if isinstance(self.screen, Overlay):
+                self.screen.say(text, severity)
 
     @property
     def _work_screen(self) -> WorkScreen | None:

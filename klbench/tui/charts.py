@@ -53,24 +53,29 @@ def columns(shares: npt.NDArray[np.float64], height: int) -> list[str]:
     return ["".join(line) for line in lines]
 
 
-def counts(numbers: Sequence[int]) -> str:
-    """One character a number: blank for 0, the digit up to 9, + above."""
-    return "".join(" " if n <= 0 else str(n) if n <= 9 else "+" for n in numbers)
+def counts(numbers: Sequence[int], cells: int = 1) -> str:
+    """One character a number, in `cells`: blank for 0, the digit up to 9, + above."""
+    return "".join((" " if n <= 0 else str(n) if n <= 9 else "+").ljust(cells) for n in numbers)
 
 
-def axis(edges: npt.NDArray[np.int64], every: int = 16) -> str:
-    """The first value of a bin under its column, as many as fit; the last value at the end."""
+def wide(line: str, cells: int) -> str:
+    """A line of columns, each `cells` wide."""
+    return "".join(column * cells for column in line)
+
+
+def axis(edges: npt.NDArray[np.int64], every: int = 16, cells: int = 1) -> str:
+    """The first value of a bin under its column of `cells`, as many as fit; the last value at the end."""
     bins = len(edges) - 1
-    line = [" "] * max(bins, 1)
+    line = [" "] * max(bins * cells, 1)
     last = str(int(edges[-1]) - 1)
-    last_at = max(bins - len(last), 0)
+    last_at = max(bins * cells - len(last), 0)
     free_from = 0
-    for column in range(0, bins, every):
-        text = str(int(edges[column]))
-        if column < free_from or column + len(text) + 1 > last_at:
+    for column in range(0, bins, max(every // cells, 1)):
+        text, at = str(int(edges[column])), column * cells
+        if at < free_from or at + len(text) + 1 > last_at:
             continue
-        line[column : column + len(text)] = text
-        free_from = column + len(text) + 1
+        line[at : at + len(text)] = text
+        free_from = at + len(text) + 1
     if free_from <= last_at:
         line[last_at : last_at + len(last)] = last
     return "".join(line).rstrip()

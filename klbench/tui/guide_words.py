@@ -103,18 +103,13 @@ def explanation(item: StepState) -> list[Paragraph]:
         "done": "done", "now": "this is the next step", "open": "open", "skipped": "passed over",
         "not_needed": "not needed",
     }[item.state]  # fmt: skip
-    found: list[Paragraph] = [
-        ("", f"{step.title} · {said}"),
-        ("  asks      ", step.question),
-        ("  why       ", step.why),
-        ("  how       ", step.how),
-    ]
-    if item.learned:
-        found.append(("  learned   ", item.learned))
+    found: list[Paragraph] = [("", f"{step.title} · {said}"), ("  asks      ", step.question)]
     if item.state in ("now", "open", "skipped"):
         what = f"{item.todo} · " if item.todo != step.how else ""
         found.append(("  next      ", f"{what}{way_of(item)}"))
-    found.append(("  headless  ", item.command))
+    if item.learned:
+        found.append(("  learned   ", item.learned))
+    found += [("  why       ", step.why), ("  how       ", step.how), ("  headless  ", item.command)]
     text = " ".join((step.title, step.question, step.why, step.how, item.learned, item.todo))
     words = [(f"  {word}: ", meaning) for word, meaning in sorted(terms_in(text).items(), key=_by_word)]
     return [*found, ("", ""), ("", "WORDS"), *words] if words else found

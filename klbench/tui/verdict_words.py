@@ -53,7 +53,10 @@ def summary_lines(run: RunState | None) -> list[str]:
     if run is not None and run.verdict is None and run.will_miss:
         return [f" RUN {run.number} · no verdict before its end", "   what it will not exercise stands below"]
     if run is None or run.verdict is None:
-        return [" No run has ended yet, so there is no verdict. Run the helpers: r on the main screen."]
+        if run is not None and not run.ended:
+            return [f" RUN {run.number} · no verdict yet: it comes with the end of the run"]
+        run_them = f"Run the helpers: {key_of('run')} on the main screen."
+        return [f" No run has ended yet, so there is no verdict. {run_them}"]
     verdict = run.verdict
     status, grade = str(verdict.get("status", "?")), str(verdict.get("grade", "?"))
     conditions = [str(name) for name in verdict.get("conditions") or ()]
@@ -116,8 +119,10 @@ def why_paragraphs(hypothesis: Mapping[str, Any], key: str) -> list[Paragraph]:
         found.append(("  = ", "confirmed: no experiment is needed to decide it"))
     elif step:
         text = str(step.get("text") or step.get("code")).partition(" (not possible on this server")[0]
-        found.append(("  ? ", f"what decides it: {text}"))
-        if how := how_to(step, key):
+        how = how_to(step, key)
+        short = how.startswith("press ")  # a key stands where a low window still shows it
+        found.append(("  ? ", f"what decides it{f', {how}' if short else ''}: {text}"))
+        if how and not short:
             found.append(("    ", how))
     return found
 

@@ -198,10 +198,12 @@ def sentences(
     now: float,
     todo: str = "",
     located: LocatedState | None = None,
+    both: bool = True,
 ) -> list[str]:
     """What to know and what to do next: question, trouble, verdict or progress, the first that there is.
 
-    `todo` is the next step in words (next_step.py), `located` the origin of the request under the cursor.
+    `todo` is the next step in words (next_step.py), `located` the origin of the request under the cursor;
+    unless `both`, the origin stands in the place of the next step.
     """
     then = [f"Next: {todo}"] if todo else []
     if state.question is not None:
@@ -219,7 +221,7 @@ def sentences(
     if run is not None and run.cancelled:
         return ["The run was cancelled; what it measured is kept.", *then]
     if run is not None and run.verdict is not None:
-        return verdict_sentences(run.verdict, then, located)
+        return verdict_sentences(run.verdict, then if both or located is None else (), located)
     if run is not None and not (state.job is not None and (live or todo.startswith("wait, "))):
         return ["The run did not end: what it measured is kept.", *then]
     if run is not None:
@@ -240,7 +242,7 @@ def sentences(
 def verdict_sentences(
     verdict: Mapping[str, Any], then: Sequence[str], located: LocatedState | None = None
 ) -> list[str]:
-    """The first piece of evidence, the conditions with the grade, the origin where it is known, else `then`,
+    """The first piece of evidence, the conditions with the grade, the origin where it is known, and `then`,
     the next step."""
     lines = []
     evidence, grade = _texts(verdict.get("evidence")), str(verdict.get("grade") or "unknown")
@@ -258,9 +260,7 @@ def verdict_sentences(
             f"{first.get('module')} ({first.get('grade')})" if isinstance(first, Mapping) else "none found"
         )
         lines.append(f"Origin of request {located.request}: {where} · press {key_of('locate')}")
-    else:
-        lines += then
-    return lines
+    return [*lines, *then]
 
 
 def trouble(line: TroubleLine) -> list[str]:

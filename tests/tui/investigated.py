@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import recorded
 
 from klbench.core.columns import HelperColumns
 from klbench.core.diagnosis import diagnose
 from klbench.core.kl import helper_result
+from klbench.engine.raw_tensors import row_tensor, write_raw
+from klbench.engine.ulp_rows import ORIGIN_ROWS
 from klbench.session import events as ev
 from klbench.session.columns import save_columns
 
@@ -101,6 +104,35 @@ def run_helper(recorder: recorded.Recorder, measured: HelperColumns) -> None:
 
 def investigated(folder: Path) -> Path:
     """Measured, judged, experimented on, located, replayed, ended."""
+    recorder = _investigate(folder)
+    recorder.add(ev.ServerEnded(expected=True, exit_code=0, why="stopped", last_lines=[]))
+    recorder.add(ev.RunnerEnded(reason="the user stopped it"))
+    return folder
+
+
+def at_work(folder: Path) -> Path:
+    """The same with its server up, and with the rows that its capture kept: what can be done, can be done
+    here."""
+    _investigate(folder, trace_dir=folder / "traces" / "1")
+    return folder
+
+
+def keep_rows(trace_dir: Path) -> None:
+    """Both arms' rows of the first finding: two arguments with the same bits, an output that differs."""
+    trace_dir.mkdir(parents=True)
+    row = np.cos(np.arange(128, dtype=np.float32))
+    other = row.copy()
+    other[40:72] *= 1 + np.float32(2**-20)
+    given = {"in.0": (row, row), "in.1": (row[:64], row[:64]), "out.0": (row, other)}
+    rows = {
+        f"0/{name}/{side}": row_tensor("float32", values.tobytes())
+        for name, pair in given.items()
+        for side, values in zip("ab", pair, strict=True)
+    }
+    write_raw(trace_dir / ORIGIN_ROWS, rows)
+
+
+def _investigate(folder: Path, trace_dir: Path | None = None) -> recorded.Recorder:
     recorder = recorded.start(folder)
     recorded.launch(recorder)
     recorded.begin_run(recorder)
@@ -116,9 +148,10 @@ def investigated(folder: Path) -> Path:
     request = recorded.first_dirty(HELPER)
     result = recorded.located(request, HELPER)
     result["findings"].append(operator_finding(request))
+    if trace_dir is not None:
+        keep_rows(trace_dir)
+        result["capture"]["trace_dir"] = str(trace_dir)
     recorder.add(ev.Located(locate=1, run=1, helper=HELPER, request=request, result=result, elapsed_s=24.0))
     recorder.add(ev.Replayed(locate=1, finding=1, result=REPLAY, elapsed_s=1.0))
     recorder.add(ev.CensusTaken(census=1, result=census(), elapsed_s=3.0))
-    recorder.add(ev.ServerEnded(expected=True, exit_code=0, why="stopped", last_lines=[]))
-    recorder.add(ev.RunnerEnded(reason="the user stopped it"))
-    return folder
+    return recorder

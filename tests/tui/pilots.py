@@ -42,7 +42,7 @@ async def workbench(session: Path | None = None, *, size=(80, 24), readonly=True
         defects.append(error)
         tell(error)
 
-    app.say_defect = tell_and_keep
+    app.say_defect, app.defects = tell_and_keep, defects
     async with app.run_test(size=size, notifications=True) as pilot:
         await settle(pilot)
         yield app, pilot

@@ -1,22 +1,19 @@
-"""The screens that analyse a run: what they show at 80x24 and 160x45, and what their keys do."""
+"""The screens that analyse a run: what they show at four sizes, and what their keys do."""
 
 import re
 
 import investigated
 import pytest
 import recorded
+from msgspec.structs import replace
 from pilots import press, screen_text, scripted_runner, settle, until, workbench
+from ways import SIZES, at
 
 from klbench.session import commands as cmd
+from klbench.session.reading import read_state
 from klbench.tui import guide_words, verdict_words
 from klbench.tui.screens.experiments import ExperimentsScreen
 from klbench.tui.screens.guide import GuideScreen
-
-SIZES = [(80, 24), (160, 45)]
-
-
-def at(size) -> str:
-    return f"{size[0]}x{size[1]}"
 
 
 @pytest.fixture
@@ -24,7 +21,7 @@ def session(tmp_path):
     return investigated.investigated(tmp_path / "20251129-dense")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=at)
+@pytest.mark.parametrize("size", [*SIZES, (160, 45)], ids=at)
 @pytest.mark.parametrize(
     ("name", "key"),
     [("verdict", "v"), ("distribution", "d"), ("positions", "b"), ("residues", "m"), ("experiments", "X"),
@@ -95,12 +92,19 @@ async def test_a_verdict_that_is_undecided_says_what_to_run(tmp_path):
     assert "match has no answer: the radix cache is off" in text
 
 
+def test_before_a_verdict_the_summary_says_when_it_comes_or_how_to_get_one(measuring):
+    run = read_state(recorded.folder_of(measuring)).run
+    assert verdict_words.summary_lines(run) == [" RUN 1 · no verdict yet: it comes with the end of the run"]
+    assert "Run the helpers: r on the main screen" in verdict_words.summary_lines(None)[0]
+    ended = replace(run, elapsed_s=3.0, cancelled=True)
+    assert verdict_words.summary_lines(ended) == verdict_words.summary_lines(None)
+
+
 # Experiments
 
 
 async def _ready(app) -> None:
     """As if the recorded server were up: what a live session would show."""
-    from msgspec.structs import replace
 
     app.model.live = True
     app.model.state = replace(
@@ -148,7 +152,6 @@ async def test_what_is_not_possible_here_says_why_and_is_not_sent(session):
 
 
 async def test_relaunches_of_more_than_a_minute_say_that_they_will_be_asked_about(session):
-    from msgspec.structs import replace
 
     from klbench.tui.experiment_words import plan_line
 

@@ -168,7 +168,7 @@ async def test_the_numbers_of_an_origin_stand_under_the_names_of_their_arms(arm,
         "out.0", "float32", compare_rows("float32", left, right), elements_of("float32", left, right)
     )
     async with workbench(finished) as (app, pilot):
-        app.push_screen(NumbersScreen([rows], "o_proj · row 7", arm))
+        app.push_screen(NumbersScreen(app.model, [rows], "o_proj · row 7", arm))
         await settle(pilot)
         text = await press(pilot, "s")
     head = next(line for line in text.splitlines() if "difference" in line)

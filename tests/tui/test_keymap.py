@@ -5,13 +5,16 @@ import re
 
 import pytest
 import recorded
-from pilots import press, screen_text, scripted_runner, workbench
+from pilots import press, screen_text, scripted_runner, settle, workbench
+from ways import KINDS, at_work, go
 
 from klbench import manual, settings
 from klbench.cli import main
 from klbench.errors import UsageError
+from klbench.session import events as ev
 from klbench.tui import actions, keymap
-from klbench.tui.actions import ACTIONS, BY_ID, Situation
+from klbench.tui.actions import ACTIONS, Situation
+from klbench.tui.screens.base import WorkScreen
 from klbench.tui.screens.help import help_lines
 
 
@@ -121,30 +124,71 @@ async def test_keys_of_tables_change_too_and_swapped_keys_are_swapped(configured
         assert app.screen.place == "origin"
 
 
-async def test_no_text_of_the_screens_names_a_key_that_has_become_another(configured, measuring, finished):
-    """Every letter that is pressed alone becomes one behind ctrl; no sentence may name the old ones."""
-    letters = [a for a in ACTIONS if len(a.default_keys[0]) == 1 and a.default_keys[0].isalpha()]
-    moved = {"log": "f2", "cancel": "f3", "guide_all": "f4", "locate": "f5", "report": "f6", "run": "f7",
-             "control": "f8", "experiments": "f9", "guide": "f10", "make_plan": "f11"}  # fmt: skip
-    assert set(moved) <= {action.id for action in letters}
-    configured("[keys]\n" + "".join(f'{name} = "{key}"\n' for name, key in moved.items()))
-    found = keymap.load()
-    old = "".join(BY_ID[name].default_keys[0] for name in moved)
-    names = re.compile(
-        rf"(?:press|·|;|,) ([{old}])(?: (?:cancels|shows|explains|makes|takes|begins|writes)|$|\s*│|\s*\n)"
-    )
-    for session in (measuring, finished):
-        async with (
-            scripted_runner(session),
-            workbench(session, settings=found, readonly=False) as (app, pilot),
-        ):
-            for keys in ([], ["f9"], ["escape", "v"], ["escape", "O"], ["escape", "f2"]):
-                text = await press(pilot, *keys)
-                assert not names.search(text), text
-            app.model.touring = True
-            for keys in (["escape"], ["O"], ["escape", "enter"]):
-                text = await press(pilot, *keys)
-                assert not names.search(text), text
+OTHERS = [chr(code) for code in (*range(0x10D0, 0x10F1), *range(0x561, 0x587), *range(0x430, 0x450))]
+"""Letters that no keyboard has together, one for each action."""
+WORDS = "atMV"
+"""Keys that are words of their own on the screens."""
+LETTERS = "".join(
+    {key for a in ACTIONS for key in a.default_keys if len(key) == 1 and key.isalpha()} - {*WORDS}
+)
+LONE = re.compile(
+    rf"(?<!\d )(?<![\w\[\].,:+/'-])[{LETTERS}](?![\w\[\].:/'-])|\b(?:[Ee]nter|[Ss]pace|esc|tab)\b"
+)
+"""What a sentence names a key by."""
+MARKS = ("100% v",)
+"""What stands beside a chart."""
+
+
+@pytest.fixture
+def all_keys_moved(monkeypatch):
+    """Every text names other keys; what is pressed is as it was."""
+    assert len(OTHERS) > len(ACTIONS)
+    moved = {action.id: (key,) for action, key in zip(ACTIONS, OTHERS, strict=False)}
+    monkeypatch.setattr("klbench.tui.app.checked", lambda _bound: moved)
+    monkeypatch.setattr(actions, "rebound", dict)
+
+
+def lone_keys(text: str) -> list[str]:
+    """The lines that name a key of old."""
+    return [line for line in text.splitlines() if LONE.search(line) and not any(m in line for m in MARKS)]
+
+
+@pytest.mark.usefixtures("all_keys_moved")
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if issubclass(kind, WorkScreen)])
+async def test_no_text_of_a_screen_names_a_key_that_has_become_another(name, tmp_path):
+    settings.remember("toured", True)
+    found = settings.load()
+    if name == "StartScreen":
+        async with workbench(None, settings=found, size=(120, 40)) as (app, _pilot):
+            assert lone_keys(screen_text(app)) == []
+        return
+    async with at_work(tmp_path, (120, 40), settings=found) as (app, pilot, _told):
+        await go(app, pilot, name)
+        for touring in (False, True):
+            app.model.touring = touring
+            app.show_all()
+            await settle(pilot)
+            assert lone_keys(screen_text(app)) == []
+
+
+@pytest.mark.usefixtures("all_keys_moved")
+@pytest.mark.parametrize("name", ["measuring", "unmeasured", "failed"])
+async def test_no_text_of_an_unfinished_session_names_a_key_that_has_become_another(name, tmp_path):
+    path = tmp_path / "20251129-dense"
+    recorder = recorded.start(path)
+    recorded.launch(recorder)
+    if name == "failed":
+        recorder.add(ev.ServerEnded(expected=False, exit_code=1, why="it ended", last_lines=["so it is"]))
+    if name == "measuring":
+        recorded.begin_run(recorder)
+    async with (
+        scripted_runner(path),
+        workbench(path, settings=settings.load(), size=(120, 40), readonly=False) as (app, pilot),
+    ):
+        for keys in ([], ["X"], ["v"], ["M"], ["W"], ["l"], ["at"], ["O"]):
+            assert lone_keys(await press(pilot, *keys)) == []
+            while len(app.screen_stack) > 2:
+                app.pop_screen()
 
 
 def test_a_session_is_not_needed_to_refuse_a_key_before_the_screen_opens(configured, tmp_path, capsys):

@@ -1,7 +1,9 @@
 """The tour: it offers itself once, says at every stop what is to be seen, and ends at the operator."""
 
+import pytest
 import recorded
 from pilots import press, screen_text, scripted_runner, settle, workbench
+from ways import SIZES, at
 
 from klbench import settings
 from klbench.session.reading import read_state
@@ -36,18 +38,19 @@ async def test_it_is_offered_once_and_starts_with_a_key(tmp_path, monkeypatch):
                 assert "TOUR 1/6" in text
 
 
-async def test_it_says_what_is_to_be_seen_on_the_way_to_the_operator(finished, snapshot):
-    async with scripted_runner(finished), workbench(finished, readonly=False) as (app, pilot):
+@pytest.mark.parametrize("size", SIZES, ids=at)
+async def test_it_says_what_is_to_be_seen_on_the_way_to_the_operator(size, finished, snapshot):
+    async with scripted_runner(finished), workbench(finished, size=size, readonly=False) as (app, pilot):
         app.model.touring = True
         app.show_all()
         await settle(pilot)
         assert "TOUR 3/6" in screen_text(app)
-        snapshot("tour-main-80x24", screen_text(app))
+        snapshot(f"tour-main-{at(size)}", screen_text(app))
         assert "TOUR 4/6" in await press(pilot, "enter")
         text = await press(pilot, "o")
         assert "TOUR 6/6" in text
         assert "model.layers.1.self_attn.attn" in text
-        snapshot("tour-origin-80x24", text)
+        snapshot(f"tour-origin-{at(size)}", text)
         text = await press(pilot, "ctrl+t")
         assert "TOUR" not in text
         assert "the tour is over" in text

@@ -60,14 +60,18 @@ class AllTokensScreen(WorkScreen):
     def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
         self.draw()
 
-    def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
+    def open_row(self, _table: VirtualTable, _row: int) -> None:
+        self.perform("open_token")
+
+    def do_open_token(self) -> None:
         """Open the request of the row, at its token."""
-        tokens = self._tokens
-        if tokens is None:
+        tokens, row = self._tokens, self.query_one(VirtualTable).row
+        if tokens is None or row is None:
+            self.say("no token is under the cursor")
             return
-        self.model.chosen_helper = tokens.measured[int(tokens.source[message.row])].columns.helper
-        self.model.request = int(tokens.request[message.row])
-        self.model.offset = int(tokens.offset[message.row])
+        self.model.chosen_helper = tokens.measured[int(tokens.source[row])].columns.helper
+        self.model.request = int(tokens.request[row])
+        self.model.offset = int(tokens.offset[row])
         self.post_message(Perform("tokens"))
 
     def do_next_difference(self) -> None:

@@ -91,6 +91,7 @@ class AnalysisScreen(WorkScreen):
     def on_analysis_screen_computed(self, message: Computed) -> None:
         if message.key == self._asked:
             self.show(message.result)
+            self.show_hints()
 
     def _why_nothing(self) -> str:
         helper = self.model.helper

@@ -25,6 +25,7 @@ from klbench.tui.widgets.guide_panel import GuidePanel, GuideSize
 from klbench.tui.widgets.key_hints import KeyHints
 from klbench.tui.widgets.message_line import MessageLine
 from klbench.tui.widgets.pause_line import PauseLine
+from klbench.tui.widgets.reading import Reading
 from klbench.tui.widgets.text import Lines, Pane
 from klbench.tui.widgets.virtual_table import VirtualTable
 
@@ -111,7 +112,7 @@ class WorkScreen(OnePicture[None]):
         situation = self.situation()
         can = [action for action in actions.hints(self.place) if action.enabled(situation) is True]
         if isinstance(self.focused, VirtualTable):
-            can += actions.hints("table")
+            can += [action for action in actions.hints("table") if self.focused.offers(action.id)]
         self.query_one("#hints", KeyHints).show(can)
 
     def on_mount(self) -> None:
@@ -154,6 +155,18 @@ class WorkScreen(OnePicture[None]):
     @property
     def wide(self) -> bool:
         return self.has_class("-wide")
+
+    def do_read_on(self) -> None:
+        self._read(1)
+
+    def do_read_back(self) -> None:
+        self._read(-1)
+
+    def _read(self, step: int) -> None:
+        """Scroll the first text that goes on; the one with the focus before others."""
+        texts = sorted(self.query(Reading), key=lambda text: not text.has_focus)
+        if not any(text.read(step) for text in texts):
+            self.say("the text ends here" if step > 0 else "the text begins here")
 
     def do_back(self) -> None:
         if self._zoomed is not None:
@@ -214,13 +227,24 @@ class WorkScreen(OnePicture[None]):
         self.post_message(Copy(message.table.as_text(whole=message.whole)))
 
     def on_virtual_table_cells_wanted(self, message: VirtualTable.CellsWanted) -> None:
+        self.show_cells(message.table, message.row)
+
+    def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
+        self.open_row(message.table, message.row)
+
+    def open_row(self, table: VirtualTable, row: int) -> None:
+        """Open what a row leads to; where it leads nowhere, all its cells."""
+        self.show_cells(table, row)
+
+    def show_cells(self, table: VirtualTable, row: int) -> None:
+        """All cells of a row, to read and to copy."""
         from klbench.tui.screens.cells import CellsScreen, cells_of
 
         def copy(text: str | None) -> None:
             if text:
                 self.post_message(Copy(text))
 
-        self.app.push_screen(CellsScreen(cells_of(message.table.rows, message.row)), copy)
+        self.app.push_screen(CellsScreen(cells_of(table.rows, row)), copy)
 
     def do_next_field(self) -> None:
         self.focus_next()

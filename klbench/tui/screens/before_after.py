@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from klbench.core.text import shortened, visible
@@ -15,6 +14,7 @@ from klbench.tui.compare_tables import change_rows
 from klbench.tui.model import Model, Reference
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.screens.compare import CompareScreen
+from klbench.tui.widgets.reading import reading
 from klbench.tui.widgets.text import Lines, Pane, Sentences
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
@@ -35,7 +35,7 @@ class BeforeAfterScreen(WorkScreen):
         yield Lines(id="title")
         empty = "Comparing. The new run must have measured something first."
         yield Pane(VirtualTable(empty=empty, id="change-table"), title="helpers", id="changes")
-        yield VerticalScroll(Sentences(id="change-words"), id="change-body")
+        yield reading("change-words", id="change-body", sentences=True)
 
     def draw(self) -> None:
         before = self.model.before
@@ -49,12 +49,16 @@ class BeforeAfterScreen(WorkScreen):
         self.query_one(VirtualTable).show_rows(change_rows(document["helpers"]) if document else NO_ROWS)
         self.query_one("#change-words", Sentences).say(change_lines(document) if document else [])
 
-    def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
+    def open_row(self, _table: VirtualTable, _row: int) -> None:
+        self.perform("set_beside")
+
+    def do_set_beside(self) -> None:
         """Set the first changed request of the helper beside what it was."""
-        model = self.model
-        if self.document is None or model.before is None or model.run is None:
+        model, row = self.model, self.query_one(VirtualTable).row
+        if self.document is None or model.before is None or model.run is None or row is None:
+            self.say("nothing is compared yet")
             return
-        helper = list(self.document["helpers"])[message.row]
+        helper = list(self.document["helpers"])[row]
         change = self.document["helpers"][helper].get("change") or {}
         changed = change.get("changed_requests") or [{"index": 0}]
         request = int(changed[0]["index"])

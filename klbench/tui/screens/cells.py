@@ -8,16 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
+from textual.widget import Widget
 
 from klbench.core.text import cell_width, visible
-from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.screens.overlay import Overlay
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
 
@@ -29,16 +28,12 @@ def cells_of(rows: Rows, row: int) -> list[tuple[str, str]]:
     ]
 
 
-class CellsScreen(OnePicture[str], ModalScreen[str]):
+class CellsScreen(Overlay[str]):
     """Dismissed with the text of the chosen cell, "" for none."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,i", "close", show=False)]
     DEFAULT_CSS = """
-    CellsScreen { align: center middle; background: $background; }
-    CellsScreen > Vertical {
-        width: 76; max-width: 96%; height: auto; max-height: 96%;
-        border: round $border; background: $surface; padding: 0 1;
-    }
+    CellsScreen > Vertical { width: 76; height: auto; max-height: 96%; }
     CellsScreen VirtualTable { max-height: 100%; }
     """
 
@@ -46,11 +41,11 @@ class CellsScreen(OnePicture[str], ModalScreen[str]):
         super().__init__()
         self._cells = cells
 
-    def compose(self) -> ComposeResult:
-        with Vertical() as box:
-            box.border_title = "cells of the row"
-            box.border_subtitle = "enter copies a cell, ← → show more, esc closes"
-            yield VirtualTable(header=False)
+    def content(self) -> Iterable[Widget]:
+        box = Vertical(VirtualTable(header=False))
+        box.border_title = "cells of the row"
+        box.border_subtitle = "enter copies a cell, ← → show more, esc closes"
+        yield box
 
     def on_mount(self) -> None:
         cells = self._cells

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from textual.widget import Widget
 
-from klbench.core.text import elapsed, shortened, visible
+from klbench.core.text import cell_width, counted, elapsed, shortened, visible
 from klbench.session import commands as cmd
 from klbench.session.state import CensusState
 from klbench.tui import wording
@@ -23,8 +23,6 @@ from klbench.tui.screens.base import WorkScreen
 from klbench.tui.verdict_words import mappings
 from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
-
-_EMPTY = "No census was taken: which operators depend on the row count?\nr takes one, on a live server."
 
 
 class CensusScreen(WorkScreen):
@@ -38,7 +36,9 @@ class CensusScreen(WorkScreen):
 
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
-        yield Pane(VirtualTable(empty=_EMPTY, id="census-table"), title="operators × M", id="census")
+        empty = "No census was taken: which operators depend on the row count?\n"
+        empty += f"{key_of('take_census')} takes one, on a live server."
+        yield Pane(VirtualTable(empty=empty, id="census-table"), title="operators × M", id="census")
         yield Sentences(id="sentences")
 
     def draw(self) -> None:
@@ -59,7 +59,8 @@ class CensusScreen(WorkScreen):
         self.query_one("#sentences", Sentences).say(said)
         summary = taken.result.get("summary") if taken is not None else None
         if isinstance(summary, Mapping):
-            entitle(self.query_one("#census", Pane), subtitle=f"{summary.get('not_invariant')} depend on M")
+            depend = counted(int(summary.get("not_invariant") or 0), "depends", "depend")
+            entitle(self.query_one("#census", Pane), subtitle=f"{depend} on M")
 
     def do_take_census(self) -> None:
         self.post_message(Send(cmd.Census()))
@@ -105,13 +106,14 @@ def census_rows(operators: Sequence[Mapping[str, Any]], tried: Sequence[int]) ->
         return np.asarray([v if isinstance(v, int) else np.nan for v in values], dtype=np.float64)
 
     heads = " ".join(map(str, tried))
+    longest = max((cell_width(visible(name(row))) for row in range(len(operators))), default=0)
     columns = (
-        Column("module", "operator", 24, name, stretch=50),
+        Column("module", "operator", 24, name, stretch=min(max(longest - 24, 0), 50)),
         Column("marks", heads, max(len(heads), 1), marks),
         Column("first", "first", 5, lambda r: number(r, "first_M"), sortable("first_M"), right=True),
         Column("ulps", "ulps", 4, lambda r: number(r, "ulp_max"), sortable("ulp_max"), right=True,
                descends=True),
-        Column("status", "", 14, status, optional=1, stretch=80, sentence=True),
+        Column("status", "status", 14, status, optional=1, stretch=80, sentence=True),
     )  # fmt: skip
     tones = {"not_invariant": "warn", "invariant": "", "stateful": "dim", "skipped": "dim"}
     return Rows(columns, len(operators), tone=lambda r: tones.get(str(operators[r].get("status")), "strong"))
@@ -125,14 +127,12 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
     changed, kept = int(summary.get("not_invariant") or 0), int(summary.get("invariant") or 0)
     left = sum(int(summary.get(key) or 0) for key in ("not_repeatable", "error", "skipped", "stateful"))
     said = [
-        f"Operators whose bits depend on the row count (condition 1): {changed}; that keep them: {kept}; "
-        f"not called again, for they have a state or could not be: {left}."
+        f"{counted(changed, 'operator changes', 'operators change')} a row's bits with the number of rows "
+        f"(condition 1); {counted(kept, 'keeps', 'keep')} them."
     ]
-    return (
-        [
-            *said,
-            f"Attention and recurrent operators need the equal-M experiment: press {key_of('experiments')}.",
-        ]
-        if left
-        else said
-    )
+    if left:
+        said.append(
+            f"{counted(left, 'was', 'were')} not called again, having a state or failing alone. Attention "
+            f"and recurrent operators need the equal-M experiment: press {key_of('experiments')}."
+        )
+    return said

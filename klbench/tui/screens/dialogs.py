@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
+from textual.widget import Widget
 
 from klbench.core.text import elapsed, shortened, visible
 from klbench.tui.actions import key_of
-from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.screens.overlay import Overlay
 from klbench.tui.widgets.text import Lines
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
 
-class Choice(OnePicture[str], ModalScreen[str]):
+class Choice(Overlay[str]):
     """A question with a few answers, each with a key; dismissed with the answer's name, "" for none."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -24,11 +24,7 @@ class Choice(OnePicture[str], ModalScreen[str]):
         Binding("ctrl+c", "app.help_quit", show=False),
     ]
     DEFAULT_CSS = """
-    Choice { align: center middle; background: $background; }
-    Choice > Vertical {
-        width: 66; max-width: 96%; height: auto; max-height: 96%;
-        border: round $border; background: $surface; padding: 0 1;
-    }
+    Choice > Vertical { width: 66; height: auto; max-height: 96%; }
     Choice VirtualTable { height: auto; margin-top: 1; }
     Choice Lines.dim { color: $text-muted; }
     """
@@ -39,12 +35,9 @@ class Choice(OnePicture[str], ModalScreen[str]):
         super().__init__()
         self._question, self._why, self._answers = question, why, answers
 
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Lines(self._question)
-            if self._why:
-                yield Lines(self._why, classes="dim")
-            yield VirtualTable(header=False)
+    def content(self) -> Iterable[Widget]:
+        why = [Lines(self._why, classes="dim")] if self._why else []
+        yield Vertical(Lines(self._question), *why, VirtualTable(header=False))
 
     def on_mount(self) -> None:
         answers = self._answers

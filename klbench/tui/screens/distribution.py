@@ -21,6 +21,7 @@ from klbench.core.thresholds import FRACTIONS_PAST
 from klbench.tui import charts
 from klbench.tui.actions import bindings
 from klbench.tui.measurement import Measurement
+from klbench.tui.messages import Perform
 from klbench.tui.screens.analysis import AnalysisScreen, Subject
 from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
@@ -29,7 +30,8 @@ _LARGEST = 200
 
 
 class DistributionScreen(AnalysisScreen):
-    """Short windows show the histogram with what lies past each bin, tall ones the tail beside it."""
+    """Short windows show the histogram with what lies past each bin, tall ones the largest differences below,
+    wide ones the tail beside them."""
 
     place = "distribution"
     heading = "distribution"
@@ -50,8 +52,12 @@ class DistributionScreen(AnalysisScreen):
         measured = subject.measured
         return statistics(measured.columns), tail_of(measured), measured, largest_of(measured, _LARGEST)
 
+    _largest: tuple[Measurement, npt.NDArray[np.int64]] | None = None
+    """What the table of the largest differences shows."""
+
     def show(self, result: Any) -> None:
         numbers, tail, measured, largest = result
+        self._largest = measured, largest
         width = self.size.width - 4
         self.query_one("#histogram-text", Lines).show(
             "\n".join(histogram_lines(numbers.histogram, tail, width))
@@ -63,7 +69,19 @@ class DistributionScreen(AnalysisScreen):
         self.query_one("#largest-table", VirtualTable).show_rows(largest_rows(measured, largest))
         self.query_one("#sentences", Sentences).say(sentences(numbers))
 
+    def open_row(self, table: VirtualTable, row: int) -> None:
+        """Open the request of a large difference, at its token."""
+        if table.id != "largest-table" or self._largest is None:
+            self.show_cells(table, row)
+            return
+        measured, largest = self._largest
+        start, token = measured.columns.start, int(largest[row])
+        self.model.request = int(np.searchsorted(start, token, side="right")) - 1
+        self.model.offset = token - int(start[self.model.request])
+        self.post_message(Perform("tokens"))
+
     def show_nothing(self, why: str) -> None:
+        self._largest = None
         self.query_one("#histogram-text", Lines).show(" " + why)
         for table in self.query(VirtualTable):
             table.show_rows(NO_ROWS)

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from klbench.core.text import elapsed, shortened, visible
 from klbench.session import commands as cmd
 from klbench.tui import experiment_words as words
-from klbench.tui.actions import bindings
+from klbench.tui.actions import bindings, key_of
 from klbench.tui.messages import Send
 from klbench.tui.model import Model
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.verdict_words import wrapped
+from klbench.tui.widgets.reading import Reading, reading
 from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
@@ -45,7 +45,7 @@ class ExperimentsScreen(WorkScreen):
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
         yield Pane(VirtualTable(id="matrix-table"), title="experiments", id="matrix")
-        yield Pane(VerticalScroll(Lines(id="reading-text"), id="reading-body"), title="reading", id="reading")
+        yield Pane(reading("reading-text", id="reading-body"), title="reading", id="reading")
         yield Sentences(id="sentences")
 
     def draw(self) -> None:
@@ -85,9 +85,9 @@ class ExperimentsScreen(WorkScreen):
 
     def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
         self._draw_reading()
-        self.query_one("#reading-body", VerticalScroll).scroll_home(animate=False)
+        self.query_one("#reading-body", Reading).scroll_home(animate=False)
 
-    def on_virtual_table_chosen(self, _message: VirtualTable.Chosen) -> None:
+    def open_row(self, _table: VirtualTable, _row: int) -> None:
         self.perform("make")
 
     def do_make(self) -> None:
@@ -109,7 +109,7 @@ class ExperimentsScreen(WorkScreen):
     def do_make_plan(self) -> None:
         """Make all marked experiments, each configuration started once."""
         if not self.marked:
-            self._say("no experiment is marked: space marks the one under the cursor")
+            self._say(f"no experiment is marked: {key_of('mark_experiment')} marks the one under the cursor")
             return
         names = [line.name for line in self._matrix if line.name in self.marked]
         self.marked.clear()

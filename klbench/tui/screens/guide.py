@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from klbench.core.guide import StepState
@@ -15,6 +14,7 @@ from klbench.tui import actions, guide_words, next_step, wording
 from klbench.tui.screens.base import WorkScreen
 from klbench.tui.verdict_words import wrapped
 from klbench.tui.widgets.guide_panel import GuideSize
+from klbench.tui.widgets.reading import Reading, reading
 from klbench.tui.widgets.text import Lines, Pane, entitle
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
@@ -32,7 +32,7 @@ class GuideScreen(WorkScreen):
     def content(self) -> Iterable[Widget]:
         yield Lines(id="title")
         yield Pane(VirtualTable(header=False, id="steps-table"), title="the path", id="steps")
-        yield Pane(VerticalScroll(Lines(id="step-text"), id="step-body"), title="the step", id="step")
+        yield Pane(reading("step-text", id="step-body"), title="the step", id="step")
 
     def draw(self) -> None:
         self.query_one("#title", Lines).show(wording.title(self.model.state, "", self.size.width))
@@ -66,9 +66,9 @@ class GuideScreen(WorkScreen):
 
     def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
         self._draw_step()
-        self.query_one("#step-body", VerticalScroll).scroll_home(animate=False)
+        self.query_one("#step-body", Reading).scroll_home(animate=False)
 
-    def on_virtual_table_chosen(self, _message: VirtualTable.Chosen) -> None:
+    def open_row(self, _table: VirtualTable, _row: int) -> None:
         self.perform("do_step")
 
     def do_do_step(self) -> None:

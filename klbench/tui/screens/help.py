@@ -3,12 +3,12 @@ manual, a topic of which appears below the keys when its name is typed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Input
 
 from klbench import manual
@@ -16,7 +16,7 @@ from klbench.core.text import fit, wrap
 from klbench.manual.render import render
 from klbench.tui import actions
 from klbench.tui.actions import Situation
-from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.screens.overlay import Overlay
 from klbench.tui.widgets.field import Field
 from klbench.tui.widgets.text import Lines
 
@@ -35,7 +35,7 @@ _ABOUT = {
 }
 
 
-class HelpScreen(OnePicture[None], ModalScreen[None]):
+class HelpScreen(Overlay[None]):
     """Searchable list of the keys of `place`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -47,10 +47,7 @@ class HelpScreen(OnePicture[None], ModalScreen[None]):
     ]
     AUTO_FOCUS = "Input"
     DEFAULT_CSS = """
-    HelpScreen { align: center middle; background: $background; }
-    HelpScreen > Vertical {
-        width: 96%; max-width: 110; height: 96%; border: round $border; background: $surface; padding: 0 1;
-    }
+    HelpScreen > Vertical { width: 96%; max-width: 110; height: 96%; }
     HelpScreen Input:focus { border: none; }
     HelpScreen Input { border: none; height: 1; padding: 0; background: $panel; }
     HelpScreen VerticalScroll { height: 1fr; margin-top: 1; scrollbar-size-vertical: 1; }
@@ -60,15 +57,12 @@ class HelpScreen(OnePicture[None], ModalScreen[None]):
         super().__init__()
         self._place, self._situation = place, situation
 
-    def compose(self) -> ComposeResult:
-        with Vertical() as box:
-            box.border_title = f"help · {self._place}"
-            box.border_subtitle = "esc closes"
-            yield Field(
-                placeholder="type to search the keys, or a topic of the manual", select_on_focus=False
-            )
-            with VerticalScroll(can_focus=False):
-                yield Lines(id="keys")
+    def content(self) -> Iterable[Widget]:
+        search = Field(placeholder="type to search the keys, or a topic of the manual", select_on_focus=False)
+        box = Vertical(search, VerticalScroll(Lines(id="keys"), can_focus=False))
+        box.border_title = f"help · {self._place}"
+        box.border_subtitle = "esc closes"
+        yield box
 
     def on_mount(self) -> None:
         self._draw("")

@@ -73,7 +73,14 @@ class MainScreen(WorkScreen):
         doing = wording.status(model.state, width, live=model.live, mark=model.mark, now=now)
         self.query_one("#status", Lines).show(doing)
         todo = next_step.sentence(model.guide_states())
-        said = wording.sentences(model.state, live=model.live, now=now, todo=todo, located=model.located)
+        said = wording.sentences(
+            model.state,
+            live=model.live,
+            now=now,
+            todo=todo,
+            located=model.located,
+            both=self._says_both,
+        )
         self._draw_guide()
         # A window that is not high keeps its lines for the requests.
         self.query_one("#sentences", Sentences).say(
@@ -90,6 +97,12 @@ class MainScreen(WorkScreen):
     @property
     def guide_size(self) -> GuideSize | None:
         return None if self._guide_beside or self.has_class("-low") else "compact"
+
+    @property
+    def _says_both(self) -> bool:
+        """Whether the next step is said beside a known origin: where neither guide nor tour say it below."""
+        guided = self.model.guided and self.guide_size is not None
+        return not (guided or self.model.touring)
 
     @property
     def _guide_beside(self) -> bool:
@@ -231,10 +244,13 @@ class MainScreen(WorkScreen):
         else:
             self._draw_tokens()
 
-    def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
-        if message.table.id == "helpers-table":
+    def open_row(self, table: VirtualTable, row: int) -> None:
+        if table.id == "helpers-table":
             self.focus_in("#requests")
-        elif message.table.id == "requests-table":
+        elif table.id == "requests-table":
+            self.perform("tokens")
+        else:
+            self.model.offset = row
             self.perform("tokens")
 
     def on_log_view_moved(self) -> None:

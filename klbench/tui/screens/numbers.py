@@ -1,81 +1,92 @@
 """The real rows of both arms at an origin, element by element, the largest difference first.
 
-out.0 · bfloat16 · 54 of 128 elements differ, by at most 77 ulps, scattered
-····▁▁█▃··  where in the row
-  element      generation arm       scoring arm    difference    ulps
-       17         -0.41210938       -0.41015625    -1.953e-03      77
+ klbench · numbers · model.layers.1.self_attn.attn · row 267
+ out.0 · bfloat16 · 54 of 128 elements differ, by at most 77 ulps
+ ····▁▁█▃··
+ ulps along the row · scattered over the row, as rounding is
+╭─ argument 1 of 3 ──────────────────────────────────────────────────────╮
+│    element  generation arm       scoring arm    difference    ulps     │
+│▌        17     -0.41210938       -0.41015625    -1.953e-03      77     │
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
+from textual.widget import Widget
 
-from klbench.core.text import counted, fit, visible
+from klbench.core.text import counted, shortened, visible, wrap
 from klbench.engine.origin_numbers import OriginRows
-from klbench.tui.screens.one_picture import OnePicture
+from klbench.tui.actions import bindings
+from klbench.tui.model import Model
+from klbench.tui.screens.base import WorkScreen
 from klbench.tui.widgets.strip import bars, pooled
 from klbench.tui.widgets.text import Lines, Pane, entitle
 from klbench.tui.widgets.virtual_table import Column, Rows, VirtualTable
 
 _SHAPES = {
-    "scattered": "scattered over the row: rounding looks like this",
-    "block": "in a block: a head, a tile or a page looks like this",
+    "scattered": "scattered over the row, as rounding is",
+    "block": "in a block, as a head, a tile or a page is",
     "whole": "the whole row: its input or its state was another",
     "equal": "",
 }
 
 
-class NumbersScreen(OnePicture[None], ModalScreen[None]):
-    """One argument of the operator at a time; left and right go to the others."""
+class NumbersScreen(WorkScreen):
+    """One argument of the operator at a time."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f", "dismiss", show=False),
-        Binding("left", "argument(-1)", show=False, priority=True),
-        Binding("right", "argument(1)", show=False, priority=True),
-    ]
-    DEFAULT_CSS = """
-    NumbersScreen { align: center middle; background: $background; }
-    NumbersScreen > Pane { width: 96%; max-width: 110; height: 96%; border: round $border;
-                               background: $surface; padding: 0 1; }
-    NumbersScreen VirtualTable { height: 1fr; margin-top: 1; }
-    """
+    place = "numbers"
+    BINDINGS = bindings("numbers")
+    AUTO_FOCUS = "#numbers-table"
 
-    def __init__(self, rows: Sequence[OriginRows], title: str, arm: str) -> None:
-        super().__init__()
+    def __init__(self, model: Model, rows: Sequence[OriginRows], title: str, arm: str) -> None:
+        """`title` names the operator and the row; `arm` is the one beside the scoring arm."""
+        super().__init__(model)
         self._rows, self._title, self._arm, self._at = rows, title, arm, 0
+        self._drawn: tuple[int, int] | None = None
 
-    def compose(self) -> ComposeResult:
-        with Pane(title="numbers", id="numbers-box"):
-            yield Lines(id="numbers-head")
-            yield VirtualTable(id="numbers-table")
+    def content(self) -> Iterable[Widget]:
+        yield Lines(id="title")
+        yield Lines(id="numbers-head")
+        yield Pane(VirtualTable(id="numbers-table"), title="elements", id="numbers")
 
-    def on_mount(self) -> None:
-        self._draw()
-        self.query_one(VirtualTable).focus()
+    def draw(self) -> None:
+        rows, width = self._rows[self._at], self.size.width
+        table = self.query_one("#numbers-table", VirtualTable)
+        if (self._at, width) != self._drawn:
+            new = self._drawn is None or self._drawn[0] != self._at
+            self._drawn = (self._at, width)
+            title = visible(f" klbench · numbers · {self._title}")
+            self.query_one("#title", Lines).show(shortened(title, width, more=" · …"))
+            head = "\n".join(f" {line}" for line in head_lines(rows, width - 2))
+            self.query_one("#numbers-head", Lines).show(head)
+            if new:
+                table.show_rows(element_rows(rows, self._arm), order=_largest_first(rows))
+                table.move_to(0)
+        here = f"row {table.cursor + 1} of {len(table.order)}" if table.row is not None else ""
+        words = [here, table.describe_filter(), table.describe_sort() or "largest difference first"]
+        entitle(
+            self.query_one("#numbers", Pane),
+            f"argument {self._at + 1} of {len(self._rows)} · {rows.name}",
+            " · ".join(filter(None, words)),
+        )
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self._draw)
+    def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
+        self.draw()
 
-    def action_argument(self, step: int) -> None:
+    def do_next_argument(self) -> None:
+        self._turn(1)
+
+    def do_previous_argument(self) -> None:
+        self._turn(-1)
+
+    def _turn(self, step: int) -> None:
+        if len(self._rows) == 1:
+            self.say("no other argument of this operator was kept")
         self._at = (self._at + step) % len(self._rows)
-        self._draw()
-
-    def _draw(self) -> None:
-        rows = self._rows[self._at]
-        box = self.query_one("#numbers-box", Pane)
-        others = f"{self._at + 1} of {len(self._rows)} · ← → others · " if len(self._rows) > 1 else ""
-        entitle(box, f"numbers · {self._title}", f"{others}esc closes")
-        width = max(box.size.width - 2, 20)
-        self.query_one("#numbers-head", Lines).show("\n".join(head_lines(rows, width)))
-        table = self.query_one(VirtualTable)
-        table.show_rows(element_rows(rows, self._arm), order=_largest_first(rows), cursor_key=None)
+        self.show_model()
 
 
 def head_lines(rows: OriginRows, width: int) -> list[str]:
@@ -85,9 +96,9 @@ def head_lines(rows: OriginRows, width: int) -> list[str]:
     said += f", by at most {counted(found.max_ulps, 'ulp')}" if found.differing else ""
     said += f", {found.not_numbers} no numbers in one arm" if found.not_numbers else ""
     magnitudes = np.where(rows.elements.differs, np.maximum(rows.elements.ulps.astype(np.float64), 0.5), 0.0)
-    lines = [fit(said, width).rstrip(), bars(pooled(magnitudes, width))]
+    lines = [*wrap(said, width), bars(pooled(magnitudes, width))]
     shape = _SHAPES.get(found.pattern, "")
-    return [*lines, fit(f"the bars are ulps along the row · {shape}", width).rstrip()] if shape else lines
+    return [*lines, *wrap(f"ulps along the row · {shape}", width)] if shape else lines
 
 
 def _largest_first(rows: OriginRows) -> npt.NDArray[np.int64]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
 
@@ -30,6 +29,7 @@ from klbench.tui.screens.numbers import NumbersScreen
 from klbench.tui.tables import operator_rows
 from klbench.tui.verdict_words import mappings, wrapped
 from klbench.tui.widgets.layer_map import LEGEND, LayerMap
+from klbench.tui.widgets.reading import reading
 from klbench.tui.widgets.text import Lines, Pane, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
@@ -70,7 +70,7 @@ class OriginScreen(WorkScreen):
         yield Lines(id="finding")
         yield Pane(LayerMap(id="layer-map"), title="layers × rows", id="map")
         yield Pane(VirtualTable(id="around-table"), title="around the origin", id="around")
-        yield VerticalScroll(Lines(id="evidence"), id="evidence-body")
+        yield reading("evidence", id="evidence-body")
 
     @property
     def located(self) -> LocatedState | None:
@@ -189,7 +189,7 @@ class OriginScreen(WorkScreen):
                 said = [f" The capture ended: {last.outcome}.", ""]
                 errors = [line for line in model.state.troubles if line.level == "error"]
                 said += [f"   {line}" for line in (wording.trouble(errors[-1]) if errors else [])]
-            said += ["", "   esc back"]
+            said += ["", f"   {key_of('back')} goes back"]
         self.query_one("#finding", Lines).show("\n".join(said))
 
     def do_agree(self) -> None:
@@ -228,7 +228,7 @@ class OriginScreen(WorkScreen):
         self.app.run_worker(read, thread=True, group="numbers", exit_on_error=False)
 
     def on_origin_screen_numbers_read(self, message: NumbersRead) -> None:
-        self.app.push_screen(NumbersScreen(message.rows, message.title, message.arm))
+        self.app.push_screen(NumbersScreen(self.model, message.rows, message.title, message.arm))
 
     def do_export(self) -> None:
         """Write the origin's folder; no server is needed."""

@@ -28,6 +28,8 @@ from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
 
 _LABEL = 7
 _BORDERS = 3
+_WIDEST = 6
+"""Cells of a column: wider ones would look like one block."""
 _TITLES: dict[Axis, str] = {
     "position": "by token position",
     "offset": "by offset in the generation",
@@ -72,7 +74,8 @@ class PositionsScreen(AnalysisScreen):
             lines, under = [" no request restored a prefix"], ""
             if profile is not None:
                 column = self._at(profile)
-                lines, under = chart_lines(profile, height, column), column_words(profile, column)
+                room = self.size.width - _LABEL - _BORDERS
+                lines, under = chart_lines(profile, height, column, room), column_words(profile, column)
             self.query_one(f"#{axis}-text", Lines).show("\n".join(lines))
             entitle(self.query_one(f"#{axis}-pane", Pane), subtitle=under)
 
@@ -119,15 +122,17 @@ def column_words(profile: Profile, column: int) -> str:
     return words + (f", {counted(begin, 'request begins', 'requests begin')} there" if begin else "")
 
 
-def chart_lines(profile: Profile, height: int, column: int) -> list[str]:
-    """The columns with their scale, where divergences begin, and the axis; ^ or v marks `column`."""
-    body = charts.columns(profile.share, height)
+def chart_lines(profile: Profile, height: int, column: int, room: int = 0) -> list[str]:
+    """The columns with their scale, where divergences begin, and the axis; ^ or v marks `column`. Few columns
+    are drawn wide, so that they fill `room` cells as far as whole ones can."""
+    cells = min(max(room // max(len(profile.share), 1), 1), _WIDEST)
+    body = [charts.wide(line, cells) for line in charts.columns(profile.share, height)]
     labels = ["100%", *[""] * (height - 2), "0%"]
     lines = [f" {label:>{_LABEL - 2}} {line}".rstrip() for label, line in zip(labels, body, strict=True)]
-    lines.append(f" {'first':>{_LABEL - 2}} {charts.counts(profile.first.tolist())}".rstrip())
-    lines.append(" " * _LABEL + charts.axis(profile.edges))
+    lines.append(f" {'first':>{_LABEL - 2}} {charts.counts(profile.first.tolist(), cells)}".rstrip())
+    lines.append(" " * _LABEL + charts.axis(profile.edges, cells=cells))
     # Under the column where no number of the axis stands, else over it.
-    place = _LABEL + column
+    place = _LABEL + column * cells
     line, mark = (-1, "^") if not lines[-1][place : place + 1].strip() else (0, "v")
     text = lines[line].ljust(place + 1)
     lines[line] = text[:place] + mark + text[place + 1 :]

@@ -16,7 +16,7 @@ from klbench.core.kl import summarise
 from klbench.core.residue_table import QUANTITIES, ResidueLine, residue_table
 from klbench.core.residues import CHANCE, LOGPROB_CHUNK
 from klbench.session import commands as cmd
-from klbench.tui.actions import bindings
+from klbench.tui.actions import bindings, key_of
 from klbench.tui.messages import Perform, Send
 from klbench.tui.screens.analysis import AnalysisScreen, Subject
 from klbench.tui.widgets.text import Lines, Pane, Sentences, entitle
@@ -140,6 +140,7 @@ def sentences(lines: Sequence[ResidueLine]) -> list[str]:
         there += f" and {top.clean_there} of {top.clean} clean ones"
     return [
         f"{who.capitalize()} requests gather at {what}: {there} lie there (by chance: {top.chance:.0e}).",
-        "Predict and see: p pads the prompts to the residue under the cursor." if top.clean_there is not None
+        f"Predict and see: {key_of('pad')} pads the prompts to the residue under the cursor."
+        if top.clean_there is not None
         else "A constant row is the edge of a tile, a window or a split.",
-    ]  # fmt: skip
+    ]

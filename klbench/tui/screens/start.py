@@ -24,7 +24,7 @@ from klbench.errors import KlbenchError, UsageError
 from klbench.insitu.faults_catalogue import CATALOGUE, PAIR_CATALOGUE
 from klbench.session.request import Options, StartRequest, Target
 from klbench.session.survey import SessionSummary
-from klbench.tui.actions import bindings
+from klbench.tui.actions import bindings, key_of
 from klbench.tui.messages import Failed, OpenSession, StartWork
 from klbench.tui.model import Model
 from klbench.tui.screens.base import WorkScreen
@@ -172,9 +172,12 @@ class StartScreen(WorkScreen):
         fitting = {"", *faults_of(self._chosen_model())}
         offered = [place for place, (name, _) in enumerate(FAULTS) if name in fitting]
         before = self._chosen_fault()
-        column = Column("fault", "planted fault", 16, lambda row: FAULTS[offered[row]][0] or "none")
+        column = Column(
+            "fault", "planted fault", 16, stretch=20, show=lambda row: FAULTS[offered[row]][0] or "none"
+        )
         rows = Rows((column,), len(offered), np.array(offered))
         self.query_one("#faults", VirtualTable).show_rows(rows, cursor_key=before if before in offered else 0)
+        entitle(self.query_one("#demo", Pane), subtitle=f"{len(offered) - 1} faults to plant in this model")
 
     def launch(self) -> StartRequest:
         """Raises UsageError where the form cannot be understood."""
@@ -207,9 +210,9 @@ class StartScreen(WorkScreen):
         if message.table.id == "known":
             self._draw_known(message.row)
 
-    def on_virtual_table_chosen(self, message: VirtualTable.Chosen) -> None:
-        if message.table.id == "known":
-            self.post_message(OpenSession(self.summaries[message.row].folder.path))
+    def open_row(self, table: VirtualTable, row: int) -> None:
+        if table.id == "known":
+            self.post_message(OpenSession(self.summaries[row].folder.path))
         else:
             self.post_message(StartWork(self.demo()))
 
@@ -276,7 +279,9 @@ class StartScreen(WorkScreen):
         name, explanation = FAULTS[self._chosen_fault()]
         first = f"{name}: {explanation[0]}" if name else explanation[0]
         self.query_one("#demo-text", Paragraphs).show_all(
-            f"{first} {explanation[1]}", f"$ {self.demo().command_line()}", "enter starts it, tab goes on."
+            f"{first} {explanation[1]}",
+            f"$ {self.demo().command_line()}",
+            f"{key_of('begin')} starts it, {key_of('next_field')} goes on.",
         )
 
     def _draw_known(self, row: int) -> None:
@@ -298,7 +303,7 @@ class StartScreen(WorkScreen):
             f"$ {start.command_line()}",
             "Deterministic, eager and with klbench's plugin, so that layers can be captured without a second "
             "launch.",
-            "enter launches it.",
+            f"{key_of('begin')} launches it.",
         )
 
     def _draw_attach(self) -> None:
@@ -311,7 +316,7 @@ class StartScreen(WorkScreen):
         )
         rest: tuple[str, ...]
         try:
-            rest = (f"$ {self.attach().command_line()}", "enter attaches.")
+            rest = (f"$ {self.attach().command_line()}", f"{key_of('begin')} attaches.")
         except KlbenchError as error:
             rest = (", ".join(part for part in (error.what, error.why, error.next) if part),)
         self.query_one("#attach-text", Paragraphs).show_all(what, *rest)

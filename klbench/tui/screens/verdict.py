@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal
 from textual.widget import Widget
 
 from klbench.core.experiments import CATALOGUE
@@ -18,6 +18,7 @@ from klbench.session import commands as cmd
 from klbench.tui import actions, verdict_words, wording
 from klbench.tui.messages import Perform, Send
 from klbench.tui.screens.base import WorkScreen
+from klbench.tui.widgets.reading import Reading, reading
 from klbench.tui.widgets.text import Lines, Pane, entitle
 from klbench.tui.widgets.virtual_table import NO_ROWS, Column, Rows, VirtualTable
 
@@ -38,8 +39,8 @@ class VerdictScreen(WorkScreen):
         yield Lines(id="summary")
         yield Pane(VirtualTable(id="hypotheses-table"), title="explanations", id="hypotheses")
         yield Horizontal(
-            Pane(VerticalScroll(Lines(id="why-text"), id="why-body"), title="why", id="why"),
-            Pane(VerticalScroll(Lines(id="evidence-text")), title="evidence", id="evidence"),
+            Pane(reading("why-text", id="why-body"), title="why", id="why"),
+            Pane(reading("evidence-text", id="evidence-body"), title="evidence", id="evidence"),
             classes="row",
         )
 
@@ -85,7 +86,7 @@ class VerdictScreen(WorkScreen):
 
     def on_virtual_table_highlighted(self, _message: VirtualTable.Highlighted) -> None:
         self._draw_why()
-        self.query_one("#why-body", VerticalScroll).scroll_home(animate=False)
+        self.query_one("#why-body", Reading).scroll_home(animate=False)
 
     def do_decide(self) -> None:
         """Make the experiment that decides the chosen hypothesis, or say why it cannot be made here."""

@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from klbench.core.text import fit, fit_words, visible
+from klbench.core.text import cell_width, fit, fit_words, visible
 from klbench.tui.widgets.rows import GAP, MARKER_WIDTH, Column
 
 CUT = "›"
@@ -19,11 +19,19 @@ def header_segments(
     columns: Sequence[Column], sort_key: str | None, descends: bool, style: Style
 ) -> list[Segment]:
     """The titles, the sorted one with a mark."""
-    cells = []
-    for column in columns:
-        mark = (" ▼" if descends else " ▲") if column.key == sort_key else ""
-        cells.append(fit(column.title + mark, column.width, right=column.right))
+    mark = "▼" if descends else "▲"
+    cells = [_heading(column, mark if column.key == sort_key else "") for column in columns]
     return [Segment(" " * MARKER_WIDTH, style), Segment((" " * GAP).join(cells), style)]
+
+
+def _heading(column: Column, mark: str) -> str:
+    """The title and its mark; where there is no room for both, the title is what is cut."""
+    title = column.title
+    if mark and cell_width(title) + 2 > column.width:
+        title = fit(title, max(column.width - 1, 0)).rstrip() + mark
+    elif mark:
+        title += f" {mark}"
+    return fit(title, column.width, right=column.right)
 
 
 def row_segments(columns: Sequence[Column], row: int, under_cursor: bool, style: Style) -> list[Segment]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from textual.containers import Vertical
 from textual.content import Content
+from textual.css.scalar import Unit
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from klbench.core.text import shortened, visible, wrap
+from klbench.core.text import cell_width, fit_words, shortened, visible, wrap
 
 
 def safe(text: str) -> Content:
@@ -45,11 +46,46 @@ class Sentences(Lines):
         """Show the statements that are not empty, the first with the mark."""
         # A blank before the edge, and inside a scrolling part its bar.
         width = max(self.app.size.width - (1 if isinstance(self.parent, Screen) else 2), 20)
-        blank = " " * len(mark)
-        lines: list[str] = []
-        for statement in filter(None, statements):
-            lines += wrap((blank if lines else mark) + visible(statement), width, indent=blank)
-        self.show("\n".join(lines))
+        self.show("\n".join(sentence_lines(statements, width, mark=mark, most=self._most_lines)))
+
+    @property
+    def _most_lines(self) -> int | None:
+        """How many lines the stylesheet leaves it in this window."""
+        limit = self.styles.max_height
+        return int(limit.value) if limit is not None and limit.unit is Unit.CELLS else None
+
+
+def sentence_lines(
+    statements: Sequence[str], width: int, *, mark: str = " ▸ ", most: int | None = None
+) -> list[str]:
+    """The statements that are not empty in lines of `width` cells, the first with the mark; at most `most`.
+
+    Where there are more the longest are cut behind a word, the last one after all others: it is what to do
+    next, and its end behind the last dot, the key, stays.
+    """
+    blank = " " * len(mark)
+    parts = [
+        wrap((blank if number else mark) + visible(text), width, indent=blank)
+        for number, text in enumerate(filter(None, statements))
+    ]
+    while most is not None and sum(map(len, parts)) > most:
+        longest = max(parts[:-1], key=len, default=[])
+        if len(longest) > 1:
+            last = longest.pop()
+            longest[-1] = fit_words(f"{longest[-1]} {last.strip()}", width).rstrip()
+        elif len(parts) > most:
+            parts = [*parts[: most - 1], parts[-1]]
+        else:
+            parts[-1] = _cut_before_the_key(parts[-1], most - len(parts) + 1, width)
+    return [line for part in parts for line in part]
+
+
+def _cut_before_the_key(lines: list[str], most: int, width: int) -> list[str]:
+    rest = " ".join([lines[most - 1], *(line.strip() for line in lines[most:])])
+    head, dot, key = rest.rpartition(" · ")
+    end = dot + key if dot and cell_width(key) <= width // 2 else ""
+    kept = head if end else rest
+    return [*lines[: most - 1], fit_words(kept, width - cell_width(end)).rstrip() + end]
 
 
 class Paragraphs(Lines):

@@ -75,10 +75,6 @@ class VirtualTable(StillBar, can_focus=True):
         table: VirtualTable
         row: int
 
-        @property
-        def control(self) -> VirtualTable:
-            return self.table
-
     @dataclass
     class Rearranged(Message):
         """Other rows are shown, or in another order."""
@@ -119,10 +115,6 @@ class VirtualTable(StillBar, can_focus=True):
 
         table: VirtualTable
         row: int
-
-        @property
-        def control(self) -> VirtualTable:
-            return self.table
 
     def __init__(
         self, *, empty: str = "", header: bool = True, id: str | None = None, classes: str | None = None
@@ -215,6 +207,12 @@ class VirtualTable(StillBar, can_focus=True):
         if announce:
             self.post_message(self.Highlighted(self, int(self.order[self.cursor])))
 
+    def offers(self, action: str) -> bool:
+        """Whether an action of tables has anything to work on here."""
+        if action == "sort_next":
+            return any(column.values is not None for column in self.rows.columns)
+        return self.rows.count > 0
+
     def describe_sort(self) -> str:
         """`sort kl ▼`, or nothing in the given order."""
         if self.sort_key is None:
@@ -267,6 +265,7 @@ class VirtualTable(StillBar, can_focus=True):
         """Sort by the next sortable column that is on the screen; after the last, the given order."""
         keys = [column.key for column in self._shown_columns if column.values is not None]
         if not keys:
+            self.notify("the rows of this table lie in one order only")
             return
         place = keys.index(self.sort_key) + 1 if self.sort_key in keys else 0
         if place == len(keys):
@@ -290,8 +289,10 @@ class VirtualTable(StillBar, can_focus=True):
         self.post_message(self.CopyWanted(self, whole=True))
 
     def action_sort_reverse(self) -> None:
-        if self.sort_key is not None:
-            self.sort(self.sort_key, descends=not self.sort_descends)
+        if self.sort_key is None:
+            self.notify(f"no column is sorted by: {key_of('sort_next')} sorts by the first")
+            return
+        self.sort(self.sort_key, descends=not self.sort_descends)
 
     def on_click(self, event: events.Click) -> None:
         place = int(self.scroll_offset.y) + event.y - self._header_lines
