@@ -112,11 +112,10 @@ def equal_m(finding: Finding) -> str | None:
 
 def arm_rows(finding: Finding) -> tuple[int, ...]:
     """How many rows shared the operator's call in each of the two arms, as far as the evidence says."""
-    if finding.kind == "head":
-        # The head's calls hold the rows that need logits, not those of the forward.
-        return ()
+    # The head's calls hold the rows that need logits, not those of the forward.
+    name = "head_rows" if finding.kind == "head" else "batch_rows"
     for fact in finding.evidence:
-        rows = fact.values.get("batch_rows")
+        rows = fact.values.get(name)
         if fact.code == "origin" and isinstance(rows, list):
             return tuple(int(count) for count in rows)
     return ()
@@ -240,4 +239,6 @@ def _replay_missing(finding: Finding, replayed: OperatorReplay | None) -> list[t
     differ = arms_differ(finding, replayed)
     if differ is False or (differ is None and replayed.first_changed is None):
         return [("replay", "the operator alone gives the same bits with the row counts of both arms")]
+    if differ is None:
+        return [("arms_not_tried", "the operator alone was not tried with the row counts of both arms")]
     return []

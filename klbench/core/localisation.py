@@ -247,6 +247,8 @@ def _born(rank: _Rank, origin: Origin, node: int) -> Evidence:
         int(rank.trace.forward_rows[rank.trace.row_forward[row]])
         for row in (pairs.decode_row[node], pairs.scoring_row[node])
     ]
+    if origin.kind == "head" and module == "lm_head" and (rows := _head_rows(rank, node)):
+        values["head_rows"] = rows
     if origin.kind == "gap":
         text = f"At position {position} all that was put out before {module} is bit-equal, its input is not."
     elif origin.kind == "head":
@@ -258,6 +260,15 @@ def _born(rank: _Rank, origin: Origin, node: int) -> Evidence:
             f"At position {position} every input of {module} is bit-equal in both arms, its output differs."
         )
     return Evidence("origin", text, values)
+
+
+def _head_rows(rank: _Rank, node: int) -> list[int]:
+    """How many rows the LM head's call had in each of the two arms; nothing where that was not seen."""
+    trace, pairs = rank.trace, rank.alignment.pairs
+    found = []
+    for row in (pairs.decode_row[node], pairs.scoring_row[node]):
+        found += [int(rows) for rows in np.unique(trace.head_rows[trace.head_row == row])]
+    return found if len(found) == 2 else []
 
 
 def _partly_observed(rank: _Rank, origin: Origin, node: int) -> list[Evidence]:

@@ -12,6 +12,7 @@ Tables, each a set of equally long arrays:
     read      what a stateful operator read for one row: one digest over positions [low, high)
     slot      one K/V row or recurrent slot as it was written or read, by pool slot; a slot's writer is the
               last write before the read, whichever request wrote it
+    head      how many rows shared the call of the LM head that had a row: not all of a forward's reach it
     unseen    a K/V slot that was given to a row of a request that is not recorded: whatever it wrote there
 
 Two rows pair across arms by (request, position); alignment.py proves it. Files: engine/traces.py.
@@ -175,6 +176,11 @@ class Trace:
     slot_pool: Ints
     """The pool slot that holds the row."""
     slot_digest: Digests
+
+    head_row: Ints = field(default_factory=_none)
+    """A row that reached the LM head. A trace of an earlier version notes none."""
+    head_rows: Ints = field(default_factory=_none)
+    """M: all rows of the call of the LM head that had it."""
 
     unseen_number: Ints = field(default_factory=_none)
     """The number of the forward that wrote; it need not be one of the trace's forwards."""

@@ -49,9 +49,10 @@ _SLOT_COLUMNS = tuple(
     f"slot_{name}"
     for name in ("kind", "forward", "operator", "argument", "event", "request", "position", "pool")
 )
+_HEAD_COLUMNS = ("head_row", "head_rows")
 _UNSEEN_COLUMNS = tuple(f"unseen_{name}" for name in ("number", "pool", "windowed"))
-_OPTIONAL = (*_READ_COLUMNS, *_SLOT_COLUMNS, *_UNSEEN_COLUMNS, *packed.COLUMNS)
-_TABLES = (*_COLUMNS, *_READ_COLUMNS, *_SLOT_COLUMNS, *_UNSEEN_COLUMNS)
+_OPTIONAL = (*_READ_COLUMNS, *_SLOT_COLUMNS, *_HEAD_COLUMNS, *_UNSEEN_COLUMNS, *packed.COLUMNS)
+_TABLES = (*_COLUMNS, *_READ_COLUMNS, *_SLOT_COLUMNS, *_HEAD_COLUMNS, *_UNSEEN_COLUMNS)
 """Columns that `core.trace` knows."""
 _DIGESTS = ("digest", "read_digest", "slot_digest", "packed_digest")
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64)
@@ -252,7 +253,7 @@ def _join(folder: Path, ranks: list[_Rank]) -> Trace:
                 values = np.asarray(renumbered[kind], dtype=np.int64)[values]
             elif kind == "forward":
                 values = values + forwards
-            elif name in ("tensor_row", "read_row"):
+            elif name in ("tensor_row", "read_row", "head_row"):
                 values = np.where(values < 0, values, values + rows)
             elif name == "tensor_start":
                 values = values + digest_count
@@ -314,7 +315,7 @@ def _invalid(ranks: list[_Rank]) -> str | None:
 def _check(folder: Path, rank: _Rank, columns: dict[str, Ints]) -> None:
     """Every index lies in its table and every tensor's digests lie in the digest column."""
     where = folder / f"rank{rank.number}-*.safetensors"
-    for prefix in ("forward", "row", "read", "slot", "unseen"):
+    for prefix in ("forward", "row", "read", "slot", "head", "unseen"):
         lengths = {len(values) for name, values in columns.items() if name.startswith(prefix + "_")}
         if prefix in ("read", "slot"):
             lengths.add(len(rank.joined_digests(f"{prefix}_digest")))
@@ -338,7 +339,7 @@ def _check(folder: Path, rank: _Rank, columns: dict[str, Ints]) -> None:
         limit = limits.get(name.split("_", 1)[1])
         if limit is not None and len(values) and (values.min() < 0 or values.max() >= limit):
             raise _refuse(where, f"the column {name} points outside its table")
-    for name in ("tensor_row", "read_row"):
+    for name in ("tensor_row", "read_row", "head_row"):
         values = columns[name]
         if len(values) and (values.min() < -1 or values.max() >= len(columns["row_forward"])):
             raise _refuse(where, f"the column {name} points outside its table")

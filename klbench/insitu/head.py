@@ -12,6 +12,7 @@ import torch
 
 from .composition import Composition
 from .recording import Recording, Selection
+from .recording_writer import HeadCall
 
 PROCESSOR = "LogitsProcessor"
 _WRAPPED = ("_get_pruned_states", "_get_logits", "_compute_lm_head")
@@ -123,6 +124,8 @@ class Head:
             if chunk is not None and hidden.shape[0] == chunk[1].total:
                 recording.next_event()
                 recording.add_rows(number, IN, self._argument("hidden_states"), hidden, *chunk)
+                nothing = torch.empty(0, dtype=torch.int64, device=recording.device)
+                recording.extras.append((HeadCall(chunk[0], chunk[1].total), nothing))
         except Exception as error:
             self._trouble(error)
         result = original(*args, **kwargs)

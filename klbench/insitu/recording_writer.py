@@ -41,6 +41,14 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class HeadCall:
+    """Describes a call of the LM head, with an empty tensor: `rows` in all, those of `group` among them."""
+
+    group: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class NewNames:
     """Names that the forward thread has numbered since the recording before."""
 
@@ -205,6 +213,9 @@ class RecordingWriter:
         lists = [[first_row + place for place in members] for members in taken.lists]
         if layout:
             self._writer.add_packed(forward, layout, first_row, len(rows), lists, digests)
+        for call in (what for what, _ in extras if isinstance(what, HeadCall)):
+            members = rows if call.group == ROWS else lists[call.group - 2]
+            self._writer.add_columns("head", torch.tensor([[row, call.rows] for row in members]))
         self._state.add(taken, extras, forward, first_row)
 
     def _add_rows(self, forward: int, taken: Taken, extras: Sequence[Tuple[Any, torch.Tensor]]) -> List[int]:

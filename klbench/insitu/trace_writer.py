@@ -41,6 +41,7 @@ _OPTIONAL_COLUMNS = {
     "read": ("row", "operator", "argument", "low", "high"),
     "slot": ("kind", "forward", "operator", "argument", "event", "request", "position", "pool"),
     "unseen": ("number", "pool", "windowed"),
+    "head": ("row", "rows"),
     "packed": ("forward", "layout", "first_row", "rows"),
     "list": ("packed", "group", "row"),
     "layout": (

@@ -89,9 +89,10 @@ def _helper(name: str) -> HelperName:
 
 def _arm_rows(finding: Mapping[str, Any]) -> list[int]:
     """How many rows shared the call in each of the two arms, as far as the evidence says."""
+    name = "head_rows" if finding.get("kind") == "head" else "batch_rows"
     for fact in finding.get("evidence") or ():
         values = fact.get("values") if isinstance(fact, Mapping) else None
-        rows = values.get("batch_rows") if isinstance(values, Mapping) else None
+        rows = values.get(name) if isinstance(values, Mapping) else None
         if isinstance(rows, list):
             return [int(count) for count in rows]
     return []

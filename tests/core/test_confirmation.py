@@ -204,8 +204,13 @@ def test_a_gap_is_confirmed_without_a_replay():
     assert confirmed(gap, replace(PROVED, repeat=(gap,)), None).grade == "confirmed"
 
 
+def of_head(**values):
+    """A finding of the LM head whose origin says `values`."""
+    return replace(FINDING, kinds=("head",), module="lm_head", evidence=(Evidence("origin", "", values),))
+
+
 def test_the_functions_of_the_head_are_called_again_as_operators_are():
-    head = replace(FINDING, kinds=("head",), module="lm_head")
+    head = of_head(batch_rows=[12, 900], head_rows=[12, 900])
     experiment = replace(PROVED, repeat=(head,))
     assert judged(head, experiment).grade == "confirmed"
     assert missing(judged(head, experiment, INVARIANT)) == ["replay"]
@@ -231,7 +236,17 @@ def test_the_logprob_is_two_functions_so_one_that_repeats_itself_is_no_doubt():
 
 
 def test_the_rows_of_a_forward_are_not_those_of_its_head():
-    head = replace(FINDING, kinds=("head",), module="lm_head")
     # Both row counts of the forwards lie where the operator changes; its own were other ones.
-    both_large = replace(head, evidence=(Evidence("origin", "", {"batch_rows": [64, 900]}),))
-    assert judged(both_large, replace(PROVED, repeat=(both_large,))).grade == "confirmed"
+    head = of_head(batch_rows=[64, 900], head_rows=[1, 900])
+    assert judged(head, replace(PROVED, repeat=(head,))).grade == "confirmed"
+    alike = of_head(batch_rows=[12, 900], head_rows=[64, 900])
+    assert missing(judged(alike, replace(PROVED, repeat=(alike,)))) == ["replay"]
+
+
+def test_bits_that_change_somewhere_prove_nothing_where_the_arms_row_counts_were_not_compared():
+    unknown = of_head(batch_rows=[12, 900])
+    assert missing(judged(unknown, replace(PROVED, repeat=(unknown,)))) == ["arms_not_tried"]
+    # The largest M could not be tried.
+    short = replace(REPLAY, tried=REPLAY.tried[:-1], variants=(REPLAY.variants[0][:-1],))
+    assert arms_differ(FINDING, short) is None
+    assert missing(judged(replayed=short)) == ["arms_not_tried"]

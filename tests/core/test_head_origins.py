@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from little_transformer import Model, Plant, WithHead, run_match
 
 from klbench.core.alignment import align
+from klbench.core.confirmation import arm_rows
 from klbench.core.localisation import localise
 from klbench.core.origins import is_logits
 from klbench.core.trace import Arm, Phase, Trace
@@ -97,3 +99,20 @@ def test_a_head_operator_whose_inputs_were_not_seen_is_not_latent_where_its_row_
     finding = localise(trace, [align(trace, 0)], divergent, first_token=PROMPT).findings[0]
 
     assert (finding.kinds[0], finding.module, finding.latent) == ("not_observed", "lm_head", False)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_origin_in_the_lm_head_says_how_many_rows_its_calls_had(seen: bool) -> None:
+    plant = Plant(2, "lm_head", lambda _arm, position, phase: position >= 9 and phase == Phase.DECODE)
+    model = WithHead(2, plants=(plant,))
+    divergent = run_match(model, TOKENS, PROMPT)
+    trace = model.trace()
+    if seen:
+        rows = np.flatnonzero(trace.row_position >= PROMPT)
+        of_call = np.where(trace.row_arm[rows] == Arm.SCORING, 2048, 32)
+        trace = dataclasses.replace(trace, head_row=rows, head_rows=of_call)
+
+    finding = localise(trace, [align(trace, 0)], divergent, first_token=PROMPT).findings[0]
+
+    assert finding.module == "lm_head"
+    assert arm_rows(finding) == ((32, 2048) if seen else ())

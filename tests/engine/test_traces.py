@@ -60,6 +60,18 @@ def test_shards_and_ranks_are_joined_with_their_indices(tmp_path: Path) -> None:
     assert trace.invalid is None
 
 
+def test_rows_of_the_heads_calls_are_joined_with_their_ranks(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        writer = TraceWriter(tmp_path, rank, "a1b2", "digest")
+        forward = writer.add_forward(1, 40, 32)
+        rows = [writer.add_row(forward, "generation", 0, at, at, "extend", 7) for at in (0, 1)]
+        writer.add_columns("head", torch.tensor([[rows[1], 32 + rank]]))
+        writer.close(observes_state=False, observes_head=True, invalid=None)
+    trace = read_trace(tmp_path)
+
+    assert (trace.head_row.tolist(), trace.head_rows.tolist()) == ([1, 3], [32, 33])
+
+
 def test_a_trace_without_its_last_word_was_cut(tmp_path: Path) -> None:
     write(tmp_path, close=False)
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from klbench.core.alignment import align
 from klbench.core.comparison import Status
 from klbench.core.localisation import Localisation, localise
-from klbench.core.trace import Arm, Trace
+from klbench.core.trace import Arm, Phase, Trace
 from klbench.engine.capture_control import CaptureControl
 from klbench.engine.traces import read_trace
 from klbench.zoo import plain_token_ids, seeded_prompts
@@ -88,6 +88,15 @@ def test_on_a_clean_server_all_rows_state_and_head_are_equal_in_both_arms(tmp_pa
             # The last row of the prompt and every decode step: as many as there are generated tokens.
             assert (status[np.array(logprob)] == Status.EQUAL).sum(axis=1).tolist() == [NEW_TOKENS] * 2
             assert captured.located().findings == ()
+            # The last rows of the four prompts together, or of some of their chunks; all rows of a scoring.
+            phases, arms = trace.row_phase[trace.head_row], trace.row_arm[trace.head_row]
+            assert set(trace.head_rows[phases == Phase.DECODE].tolist()) == {4}
+            generated = trace.head_rows[arms == Arm.GENERATION]
+            assert 1 <= generated.min() <= generated.max() <= 4
+            scored = trace.head_row[arms == Arm.SCORING]
+            whole = trace.forward_rows[trace.row_forward[scored]]
+            assert (trace.head_rows[arms == Arm.SCORING] == whole).all()
+            assert len(scored) >= captured.prompt_len
 
 
 def test_a_wrong_restore_is_named_with_its_layer_and_nothing_else(tmp_path: Path) -> None:

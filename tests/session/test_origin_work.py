@@ -21,7 +21,7 @@ from klbench.session.exporting import export_located, finding_of, new_export_fol
 from klbench.session.folder import SessionFolder, make_session
 from klbench.session.log import Entry
 from klbench.session.replayable import check_can_replay
-from klbench.session.replaying import located_to_replay
+from klbench.session.replaying import _arm_rows, located_to_replay
 from klbench.session.request import Options, StartRequest, Target
 from klbench.session.runner import Runner
 from klbench.session.state import SessionState, fold
@@ -129,6 +129,12 @@ class OnDemo(Bench):
         if self._server is not None:
             await self._server.client.close()
             self._server = None
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("head", [8, 2048]), ("operator", [900, 901])])
+def test_the_row_counts_of_the_head_are_those_of_its_own_calls(kind: str, rows: list[int]) -> None:
+    fact = {"code": "origin", "values": {"batch_rows": [900, 901], "head_rows": [8, 2048]}}
+    assert _arm_rows({"kind": kind, "evidence": [fact]}) == rows
 
 
 @pytest.mark.server
