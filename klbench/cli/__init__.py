@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from klbench.cli import failures, streams
         from klbench.cli.commands import klbench
 
+    failures.VOICE.as_json = failures.value_of("--progress", arguments) == "json"
     try:
         streams.check()
         result: Any = klbench.main(args=arguments, prog_name="klbench", standalone_mode=False)

@@ -1,14 +1,19 @@
 """How failures leave the program: one line for a person, an `error` object for a machine, an exit code.
 
 klbench: port 30000 is taken · pid 4211 (python) listens there · name another with -- --port N
+{"schema": "klbench.progress/1", "at": 1.5, "type": "error", "what": "port 30000 is taken", "why": ..., ...}
+
+The second where `--progress json` was asked for: then every line on stderr is one JSON object.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -67,23 +72,42 @@ def signals_switched() -> Iterator[SignalSwitch]:
             signal.signal(number, handler)
 
 
-def note(line: str) -> None:
-    """One line on stderr, with whatever came from outside made visible."""
+class Voice:
+    """How lines on stderr are written; `main` begins with words."""
+
+    def __init__(self) -> None:
+        self.as_json = False
+
+    def line(self, text: str, about: Mapping[str, object]) -> str:
+        """One line: the text with whatever came from outside made visible, or the object that holds it."""
+        if not self.as_json:
+            return visible(text)
+        content = {"schema": PROGRESS_SCHEMA, "at": round(time.time(), 3), "type": "note", **about}
+        return json.dumps(content | {"text": text}, default=str)  # in ASCII: a terminal obeys none of it
+
+
+PROGRESS_SCHEMA = "klbench.progress/1"
+VOICE = Voice()
+
+
+def note(line: str, **about: object) -> None:
+    """One line on stderr; `about` is what a machine gets to read with it."""
     with contextlib.suppress(OSError, ValueError):
-        print(visible(line), file=sys.stderr, flush=True)
+        print(VOICE.line(line, about), file=sys.stderr, flush=True)
 
 
 def ring(line: str) -> None:
     """One line and the terminal's bell, for work that took so long that nobody watches any more."""
     with contextlib.suppress(OSError, ValueError):
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not VOICE.as_json:
             sys.stderr.write("\a")
         note(line)
 
 
 def show(error: KlbenchError) -> None:
     """The error as one line: what happened, why, what to do next."""
-    note("klbench: " + " · ".join(part for part in (error.what, error.why, error.next) if part))
+    said = " · ".join(part for part in (error.what, error.why, error.next) if part)
+    note(f"klbench: {said}", type="error", **error.as_dict())
 
 
 def known(error: KlbenchError, exit_code: ExitCode, arguments: Sequence[str]) -> int:
@@ -96,8 +120,8 @@ def known(error: KlbenchError, exit_code: ExitCode, arguments: Sequence[str]) ->
 def usage(error: click.UsageError, arguments: Sequence[str]) -> int:
     """A command line that cannot be understood."""
     command = error.ctx.command_path if error.ctx is not None else "klbench"
-    note(f"klbench: {error.format_message()} · see {command} --help")
     failure = {"what": error.format_message(), "why": "", "next": f"{command} --help"}
+    note(f"klbench: {error.format_message()} · see {command} --help", type="error", **failure)
     _write_error(arguments, failure)
     return ExitCode.USAGE
 
@@ -106,10 +130,9 @@ def defect(error: Exception, arguments: Sequence[str]) -> int:
     """A defect of klbench: the traceback goes to a file."""
     what = f"klbench failed: {type(error).__name__}: {error}"
     where = _crash_file(error)
-    note(f"{what} · please report it with {where}")
-    _write_error(
-        arguments, {"what": what, "why": "this is a defect of klbench", "next": f"report it with {where}"}
-    )
+    failure = {"what": what, "why": "this is a defect of klbench", "next": f"report it with {where}"}
+    note(f"{what} · please report it with {where}", type="error", **failure)
+    _write_error(arguments, failure)
     return ExitCode.INTERNAL
 
 
@@ -125,16 +148,21 @@ def _crash_file(error: Exception) -> str:
 
 def _write_error(arguments: Sequence[str], error: dict[str, str]) -> None:
     """The JSON of a command that failed before it had a document of its own."""
-    before = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    place = None
-    for index, argument in enumerate(before):
-        if argument == "--json" and index + 1 < len(before):
-            place = before[index + 1]
-        elif argument.startswith("--json="):
-            place = argument.partition("=")[2]
-    if place is not None:
+    if (place := value_of("--json", arguments)) is not None:
         with contextlib.suppress(OSError, KlbenchError):
             write_json(place, {"error": error})
+
+
+def value_of(option: str, arguments: Sequence[str]) -> str | None:
+    """What a command line gives for an option of ours, the last time; it may not be understood as a whole."""
+    before = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    found = None
+    for index, argument in enumerate(before):
+        if argument == option and index + 1 < len(before):
+            found = before[index + 1]
+        elif argument.startswith(f"{option}="):
+            found = argument.partition("=")[2]
+    return found
 
 
 def write_json(place: str, document: object) -> None:
@@ -153,6 +181,7 @@ def write_json(place: str, document: object) -> None:
 
 __all__ = [
     "SIGNALS",
+    "VOICE",
     "Interrupted",
     "SignalSwitch",
     "known",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from klbench.cli import calibrate, census, compare_table, experiment, table
 from klbench.cli.failures import Interrupted, SignalSwitch, note, ring, show, signals_switched, write_json
-from klbench.cli.progress import Progress
+from klbench.cli.progress import progress
 from klbench.errors import ExitCode, KlbenchError, UndecidedError, UsageError
 from klbench.session import documents
 from klbench.session.calibrating import calibration_document, calibration_exit_code, keep_calibration
@@ -78,7 +78,7 @@ def execute(
     with signals_switched() as switch:
         target, options = start.as_shown()
         folder = make_session(session or new_session_path(start.target.label), target, options)
-        note(f"session {folder.path}")
+        note(f"session {folder.path}", type="session", session=str(folder.path))
         plan = replace(plan, resumes=plan.what != "census" and _resumes(folder, start))
         try:
             asyncio.run(_work(folder, start, plan, make_work, outcome, switch))
@@ -129,7 +129,7 @@ async def _work(
     outcome: _Outcome,
     switch: SignalSwitch,
 ) -> None:
-    async with Runner(folder, start, make_work, attended=False, on_entry=Progress()) as runner:
+    async with Runner(folder, start, make_work, attended=False, on_entry=progress()) as runner:
         with _signals_stop(runner, outcome, switch):
             await _follow(plan, runner, start)
 

@@ -112,6 +112,15 @@ json_option = click.option(
     help="Write the result as one JSON object; with - to stdout, and nothing else there.",
 )
 
+progress_option = click.option(
+    "--progress",
+    type=click.Choice(("words", "json")),
+    default="words",
+    show_default=True,
+    expose_value=False,  # `main` has read it: failures to read the rest are said that way, too
+    help="How progress is said on stderr: in words, or as one JSON object a line.",
+)
+
 backend_option = click.option(
     "--backend",
     type=click.Choice(("digests", "dumper")),
@@ -239,6 +248,7 @@ common_options = _apply(
             help="How long a runner without work and watchers keeps its server. Default: 30 minutes.",
         ),
         click.option("--notify", is_flag=True, help="Ring the terminal's bell when the work has ended."),
+        progress_option,
     ]
 )
 

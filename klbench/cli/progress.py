@@ -7,6 +7,12 @@ will not be exercised: one request decodes alone, ... · use more requests: --sa
 match · generation arm · 32 requests
 match · generation arm · 61 % · 0:05 left
 match · clean · 4096 tokens · 0 differ · avg KL 0 · 0:08
+
+With `--progress json` the same as objects, with the numbers of the event (session/events.py):
+
+{"schema": "klbench.progress/1", "at": 1764444444.1, "type": "arm_progress", "seq": 31, "run": 1,
+ "helper": "match", "arm": "generation", "done": 2498, "total": 4096, "elapsed_s": 8.1, "eta_s": 5.2,
+ "text": "match · generation arm · 61 % · 0:05 left"}
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from klbench.cli.failures import note
+from klbench.cli.failures import VOICE, note
 from klbench.core.text import cache_hits, counted, elapsed, kl
 from klbench.session import events as ev
 from klbench.session.documents import missed_lines
@@ -23,10 +29,13 @@ from klbench.session.log import Entry
 
 REPEAT_S = 10.0
 """Progress of the same piece of work is said this often at most: a log of an hour stays readable."""
+_SHORT = (str, int, float, bool, type(None))
 
 
 class Progress:
     """Says entries of the event log as lines; give it to a runner as `on_entry`."""
+
+    repeat_s = REPEAT_S
 
     def __init__(
         self, say: Callable[[str], None] = note, clock: Callable[[], float] = time.monotonic
@@ -39,12 +48,17 @@ class Progress:
         self._missed: set[str] = set()
 
     def __call__(self, entry: Entry) -> None:
-        lines = self._before_a_run(entry.event)
-        if (line := self._line(entry.event)) is not None:
-            lines.append(line)
-        for line in lines:
-            self._said_at = self._clock()
+        for line in self.lines(entry.event):
             self._say(line)
+
+    def lines(self, event: ev.Event) -> list[str]:
+        """What is to be said of an event now."""
+        lines = self._before_a_run(event)
+        if (line := self._line(event)) is not None:
+            lines.append(line)
+        if lines:
+            self._said_at = self._clock()
+        return lines
 
     def _before_a_run(self, event: ev.Event) -> list[str]:
         """What the run will not put to the test; a run that is made again does not repeat it."""
@@ -99,7 +113,47 @@ class Progress:
         return line
 
     def _seldom(self, line: str) -> str | None:
-        return line if self._clock() - self._said_at >= REPEAT_S else None
+        return line if self._clock() - self._said_at >= self.repeat_s else None
+
+
+class JsonProgress(Progress):
+    """Says them as JSON objects, with the event's own numbers and with the ends that words leave out."""
+
+    repeat_s = 1.0
+
+    def __call__(self, entry: Entry) -> None:
+        event = entry.event
+        for line in self.lines(event) or _ends(event):
+            note(line, at=entry.at, type=str(event.__struct_config__.tag), seq=entry.seq, **numbers_of(event))
+
+
+def progress() -> Progress:
+    """As the command line asked for it."""
+    return JsonProgress() if VOICE.as_json else Progress()
+
+
+def _ends(event: ev.Event) -> list[str]:
+    match event:
+        case ev.ArmEnded():
+            return [f"{event.helper} · {event.arm} arm · done in {elapsed(event.elapsed_s)}"]
+        case ev.RunEnded():
+            return [f"run {event.run} ended · {elapsed(event.elapsed_s)}"]
+        case ev.JobEnded():
+            return [f"job {event.job} · {event.outcome} · {elapsed(event.elapsed_s)}"]
+        case _:
+            return []
+
+
+def numbers_of(event: ev.Event) -> dict[str, object]:
+    """The event's fields that are numbers, words or nothing, and those of its mappings: not what is long."""
+    found: dict[str, object] = {}
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if isinstance(value, Mapping):
+            found[name] = {key: part for key, part in value.items() if isinstance(part, _SHORT)}
+        elif isinstance(value, _SHORT):
+            found[name] = value
+    return found
 
 
 def ready_line(server: Mapping[str, Any], launch_s: float) -> str:

@@ -15,6 +15,7 @@ from klbench.errors import ExitCode, UsageError
 @click.command("open")
 @click.argument("session", metavar="[SESSION|BUNDLE]", required=False, shell_complete=complete_sessions)
 @click.option("--continue", "go_on", is_flag=True, help="Take up an interrupted run where it was.")
+@opt.progress_option
 @opt.json_option
 def open_(session: str | None, go_on: bool, json_place: str | None) -> int:
     """Come back to a session: attach to its runner where one lives, else read what is there.

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from klbench.cli import main
+from klbench.cli.failures import VOICE
 from klbench.cli.headless import Plan, execute
 from klbench.errors import ExitCode, UsageError
 from klbench.session.folder import SessionFolder
@@ -73,6 +74,20 @@ def test_the_document_of_a_run_has_the_contracts_fields(tmp_path):
     assert document["helpers"]["match"]["requests_detail"][0]["first_divergence"]["position"] == 268
     assert set(document["verdict"]) >= {"status", "conditions", "grade", "evidence", "next"}
     assert "error" not in document
+
+
+def test_with_progress_as_json_every_line_on_stderr_is_one_object(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(VOICE, "as_json", True)
+    assert headless(tmp_path, "locate", results={"match": DIVERGED})[0] == ExitCode.DIVERGED
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert all(line.keys() >= {"schema", "at", "type", "text"} for line in lines)
+    assert lines[0]["session"] == str(tmp_path / "session")
+    assert [line["type"] for line in lines if line["type"] in ("helper_ended", "run_ended", "job_ended")] == [
+        "helper_ended",
+        "run_ended",
+        "job_ended",
+        "job_ended",
+    ]
 
 
 def test_locate_finds_the_origin_of_a_divergence(tmp_path):

@@ -1,6 +1,12 @@
-"""What a headless command says while it works."""
+"""What a headless command says while it works, in words and as objects."""
 
-from klbench.cli.progress import REPEAT_S, Progress
+import json
+
+import pytest
+
+from klbench.cli import main
+from klbench.cli.failures import VOICE, note, value_of
+from klbench.cli.progress import REPEAT_S, JsonProgress, Progress
 from klbench.session import events as ev
 from klbench.session.log import Entry
 from tests.session.scripted import RESULT, SERVER
@@ -90,3 +96,63 @@ def test_how_long_it_should_take_is_said_once_at_the_beginning():
         )
         == []
     )
+
+
+def told(capsys, *story):
+    """The objects said on stderr about events."""
+    progress = JsonProgress(clock=lambda: 0.0)
+    for number, event in enumerate(story, start=1):
+        progress(Entry(number, 10.0 + number, event))
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.fixture
+def as_json():
+    VOICE.as_json = True
+    yield
+    VOICE.as_json = False
+
+
+@pytest.mark.usefixtures("as_json")
+def test_a_machine_gets_the_numbers_of_what_is_said_and_the_ends_that_words_leave_out(capsys):
+    ended = ev.HelperEnded(run=1, helper="match", result=RESULT, columns=None, elapsed_s=8.0)
+    arm = ev.ArmEnded(run=1, helper="match", arm="scoring", elapsed_s=2.0)
+    job = ev.JobEnded(job=1, outcome="done", elapsed_s=9.0)
+    started = ev.ArmStarted(run=1, helper="match", arm="scoring", requests=4, tokens=64)
+    texts = ev.TokenTexts(run=1, helper="match", file="x")
+    found = told(capsys, started, arm, ended, texts, job)
+    assert [line["type"] for line in found] == ["arm_started", "arm_ended", "helper_ended", "job_ended"]
+    assert all(line["schema"] == "klbench.progress/1" for line in found)
+    assert [line["seq"] for line in found] == [1, 2, 3, 5]
+    assert found[0] | {"helper": "match", "arm": "scoring", "requests": 4, "tokens": 64} == found[0]
+    assert found[2]["result"]["status"] == "clean"
+    assert found[2]["text"].startswith("match · clean")
+    assert not [value for value in found[2]["result"].values() if isinstance(value, (list, dict))]
+
+
+@pytest.mark.usefixtures("as_json")
+def test_what_comes_from_outside_is_ascii_in_an_object(capsys):
+    note("a \x1b[31m\u202e的", what="\x9b")
+    line = capsys.readouterr().err
+    assert line.isascii()
+    assert line.count("\n") == 1
+    assert "\x1b" not in line
+    assert json.loads(line)["text"] == "a \x1b[31m\u202e的"
+    assert json.loads(line)["type"] == "note"
+
+
+@pytest.mark.parametrize("option", [["--progress", "json"], ["--progress=json"]])
+@pytest.mark.parametrize("wrong", [["run"], ["run", "--bogus"], ["locate", "--demo", "nothing"]])
+def test_an_error_is_an_object_too_even_where_the_command_line_is_not_understood(option, wrong, capsys):
+    assert main([*wrong, *option]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["error"]
+    assert json.loads(lines[0]).keys() >= {"what", "why", "next", "text", "at", "schema"}
+    assert main(wrong) == 2
+    assert capsys.readouterr().err.startswith("klbench: ")
+
+
+def test_what_belongs_to_sglang_is_not_ours():
+    assert value_of("--progress", ["run", "--launch", "m", "--", "--progress", "json"]) is None
+    assert value_of("--progress", ["run", "--progress", "words", "--progress=json"]) == "json"
+    assert value_of("--progress", ["run", "--progress"]) is None
