@@ -119,7 +119,7 @@ class RequestHistory:
             self._remember(rid, _Known(seq_len, False, False, self._steps))
             return "restored" if prefix_len else "extend"
         goes_on = known.tokens == prefix_len
-        missed_no_step = known.step == self._steps - mixed
+        missed_no_step = known.step >= self._steps - mixed
         known.tokens, known.step = seq_len, self._steps
         generates = known.decoded or (mixed and not first)
         if goes_on and rows == 1 and missed_no_step and generates:
