@@ -379,6 +379,12 @@ class WorkbenchApp(DoingApp):
 
         self.run_worker(copy, thread=True, group="copy", exit_on_error=False)
 
+    def copy_to_clipboard(self, text: str) -> None:
+        """What is selected with the mouse or in a field goes the way of every copy: Textual's own string
+        reaches nobody through tmux."""
+        self._clipboard = text
+        self.post_message(messages.Copy(text))
+
     def _write(self, sequence: str) -> None:
         if self._driver is not None:
             self._driver.write(sequence)

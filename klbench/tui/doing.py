@@ -209,6 +209,9 @@ class DoingApp(OneKey):
         self._go_to(CensusScreen)
 
     def do_guide(self) -> None:
+        if self.model.touring:
+            self.say(f"the tour stands in the guide's place: {key_of('end_tour')} ends it")
+            return
         self.model.guided = not self.model.guided
         self.show_all()
 

@@ -190,6 +190,7 @@ async def test_next_and_previous_difference_go_around(finished):
         assert view.table.row == differing[0]
         await press(pilot, "n", "n")
         assert view.table.row == differing[2]
+        assert f"row {differing[2] + 1} of 128 · difference 3 of {len(differing)}" in screen_text(app)
         await press(pilot, "N", "N", "N")
         assert view.table.row == differing[-1]
         assert "last again" in screen_text(app)
@@ -207,7 +208,9 @@ async def test_escape_goes_one_level_back_and_loses_nothing(finished):
 async def test_the_log_follows_until_the_user_moves(finished):
     async with workbench(finished) as (app, pilot):
         assert "following" in await press(pilot, "l")
-        assert "not following" in await press(pilot, "k")
+        shown = await press(pilot, "k")
+        assert "not following" in shown
+        assert "line 46 of 47 · 1 below, f follows" in shown
         text = await press(pilot, "exclamation_mark")
         assert "![2025-11-29 19:27:34] RuntimeError" in text
         assert "· following" in await press(pilot, "f")
@@ -353,6 +356,16 @@ async def test_control_c_in_a_field_copies_what_is_selected_and_leaves_otherwise
         await pilot.press("ctrl+c")
         await settle(pilot)
         assert app.return_code == 0
+
+
+async def test_what_is_selected_goes_the_way_of_every_copy(finished, monkeypatch):
+    monkeypatch.delenv("TMUX", raising=False)
+    async with workbench(finished) as (app, pilot):
+        app.copy_to_clipboard("selected with the mouse")
+        await settle(pilot)
+        assert "copied to the terminal's clipboard" in " ".join(screen_text(app).split())
+        assert (finished / "clipboard.txt").read_text() == "selected with the mouse"
+        assert app.clipboard == "selected with the mouse"
 
 
 async def test_control_c_twice_leaves_from_the_help_over_the_start_screen():

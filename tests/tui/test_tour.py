@@ -51,6 +51,7 @@ async def test_it_says_what_is_to_be_seen_on_the_way_to_the_operator(size, finis
         assert "TOUR 6/6" in text
         assert "model.layers.1.self_attn.attn" in text
         snapshot(f"tour-origin-{at(size)}", text)
+        assert "the tour stands in the guide's place" in " ".join((await press(pilot, "w")).split())
         text = await press(pilot, "ctrl+t")
         assert "TOUR" not in text
         assert "the tour is over" in text

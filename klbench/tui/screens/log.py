@@ -101,7 +101,7 @@ class LogScreen(WorkScreen):
         entitle(
             self.query_one("#log", Pane),
             f"{name or 'log'} · {'following' if view.following else 'not following'}",
-            f"line {view.last_shown} of {view.count}" if view.count else "",
+            view.place(key_of("follow")),
         )
 
 

@@ -185,7 +185,7 @@ class MainScreen(WorkScreen):
         entitle(
             self.query_one("#log", Pane),
             f"[4] log · {'follow' if view.following else 'stays'}",
-            f"line {view.last_shown} of {view.count}" if view.count else "",
+            view.place(actions.key_of("last")),
         )
 
     def _why_no_requests(self) -> str:

@@ -80,6 +80,14 @@ class LogView(ScrollView, can_focus=True):
         """Number of the last line on the screen, from 1."""
         return min(int(self.scroll_offset.y) + self.scrollable_content_region.height, self.count)
 
+    def place(self, key: str) -> str:
+        """`line 18 of 47 · 29 below, f follows`, for the pane's lower border; `key` goes to the end."""
+        if not self.count:
+            return ""
+        below = self.count - self.last_shown
+        more = f" · {below:,} below, {key} follows" if below and not self.following else ""
+        return f"line {self.last_shown} of {self.count}{more}"
+
     def follow(self, following: bool) -> None:
         """Follow the end, or stay."""
         self.following = following

@@ -43,12 +43,15 @@ class TokenView(Vertical):
 
     @property
     def place(self) -> str:
-        """`row 5 of 128 · 12 differ`, for the pane's lower border."""
+        """`row 5 of 128 · difference 2 of 12`, for the pane's lower border."""
         table = self.table
         if table.row is None:
             return ""
-        place = f"row {table.cursor + 1} of {len(table.order)}"
-        words = [place, table.describe_filter() or f"{len(self._differing)} differ", table.describe_sort()]
+        place, count = f"row {table.cursor + 1} of {len(table.order)}", len(self._differing)
+        at = int(np.searchsorted(self._differing, table.row))
+        here = at < count and int(self._differing[at]) == table.row
+        differ = f"difference {at + 1} of {count}" if here else f"{count} differ"
+        words = [place, table.describe_filter() or differ, table.describe_sort()]
         return " · ".join(filter(None, words))
 
     def show(self, measured: Measurement | None, request: int | None, why: str = NONE_CHOSEN) -> None:
