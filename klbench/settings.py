@@ -105,6 +105,8 @@ SETTINGS: tuple[Setting, ...] = (
             "A key changes and remembers it.", _switch),
     Setting("workbench.ascii", "auto", "Draw with ASCII characters only: on, off, or auto: where the locale "
             "is not UTF-8.", _one_of("auto", "on", "off")),
+    Setting("workbench.plain", False, "Lines of words instead of screens, commands typed by their names: for "
+            "screen readers.", _switch),
     Setting("workbench.slow_link", False, "Send as little as possible: 16 colours, ten pictures a second at "
             "most, no mouse.", _switch),
     Setting("workbench.mouse", True, "Take the mouse; without, the terminal selects text itself.", _switch),

@@ -43,8 +43,18 @@ EXIT_CODES = _exit_codes()
 
 
 def has_terminal() -> bool:
-    """Whether the workbench can be shown: a terminal that moves its cursor."""
-    return why_no_terminal() == ""
+    """Whether the workbench can be shown: in lines, or on a terminal that moves its cursor."""
+    return in_lines() or why_no_terminal() == ""
+
+
+def in_lines() -> bool:
+    """Whether the workbench speaks in lines: as the command line says, else as set where somebody types."""
+    asked = click.get_current_context().find_root().params.get("plain")
+    if asked is not None:
+        return bool(asked)
+    from klbench.tui import keymap
+
+    return sys.stdin.isatty() and bool(keymap.load()["workbench.plain"])
 
 
 def why_no_terminal() -> str:
@@ -63,6 +73,11 @@ def workbench(*, session: Path | None, start: dict[str, Any] | None, readonly: b
     from klbench.tui import keymap
 
     in_force = keymap.load().with_flags(flags)
+    if in_lines():
+        from klbench.cli import table
+        from klbench.cli.plain import work_in_lines
+
+        return work_in_lines(session=session, start=start, readonly=readonly, say=table.out)
     slow_link.prepare(slow=bool(in_force["workbench.slow_link"]))  # before textual is imported
     with collecting.put_off():  # the workbench begins once its first picture is there
         with blas.without_threads():
@@ -101,6 +116,9 @@ def _as_dict(start: Any) -> dict[str, Any]:
 @click.option("--theme", type=click.Choice(("dark", "light")), help="Colours of the workbench.")
 @click.option("--ascii", flag_value="on", help="Draw the workbench with ASCII characters only.")
 @click.option("--compact/--no-compact", default=None, help="Show more rows and less around them.")
+@click.option(
+    "--plain/--no-plain", default=None, help="Speak in lines instead of screens, for screen readers."
+)
 @click.option("--slow-link", is_flag=True, default=None, help="Send as little as possible over the line.")
 @click.option("--mouse/--no-mouse", default=None, help="Whether the workbench takes the mouse.")
 @click.pass_context
@@ -120,7 +138,7 @@ def klbench(ctx: click.Context, /, **_of_the_workbench: Any) -> int:
             defaults = in_force.run_defaults()
             ctx.default_map = dict.fromkeys(ctx.command.list_commands(ctx), defaults)  # type: ignore[attr-defined]
         return ExitCode.CONSISTENT
-    if why := why_no_terminal():
+    if not in_lines() and (why := why_no_terminal()):
         raise UsageError(
             "the workbench needs a terminal",
             why=why,
