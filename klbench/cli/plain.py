@@ -163,9 +163,9 @@ class LineBench:
             )
         if entries or model.live != was_live:
             said = words.statement(model)
-            if said and said != self._told:
+            if said:
+                self._say_all([line for line in said if line not in self._told])
                 self._told = said
-                self._say_all(said)
 
     def _news(self, event: ev.Event) -> list[str]:
         """What an event means to somebody who listens."""

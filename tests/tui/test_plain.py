@@ -166,7 +166,8 @@ async def test_what_happens_is_told_once_as_it_happens(tmp_path):
         done = {"run": 1, "helper": "prefill_cache_hit", "request": FIRST, "result": result, "elapsed_s": 1.0}
         recorder.add(ev.Located(locate=1, **done))
         said = await listener.tell("")
-        assert any("model.layers.1.self_attn.attn (probable)" in line for line in said)
+        assert said == [f"Origin of request {FIRST}: model.layers.1.self_attn.attn (probable) · press o",
+                        next(line for line in said if line.startswith("Next: "))]  # fmt: skip
         recorder.add(ev.JobStarted(job=3, kind="replay", title="it"))
         recorder.add(ev.Trouble(level="error", what="it cannot be", why="so it is", next="look"))
         recorder.add(ev.JobEnded(job=3, outcome="failed", elapsed_s=0.1))
