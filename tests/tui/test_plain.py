@@ -12,6 +12,7 @@ from pilots import NOW, scripted_runner
 
 from klbench import settings
 from klbench.cli import main, plain
+from klbench.errors import UsageError
 from klbench.session import commands as cmd
 from klbench.session import events as ev
 from klbench.session.folder import SessionFolder
@@ -56,7 +57,19 @@ def test_every_command_has_words_and_is_named_by_its_name_its_key_and_its_beginn
 
 
 @pytest.mark.parametrize("kind", ["investigated", "measuring", "empty"])
-async def test_every_command_says_something_in_whole_lines_that_a_terminal_can_be_shown(kind, tmp_path):
+async def test_every_command_says_something_in_whole_lines_that_a_terminal_can_be_shown(
+    kind, tmp_path, monkeypatch
+):
+    async def started(_folder):
+        return "a runner was started"
+
+    async def nobody(_folder):
+        raise UsageError("nobody works on this session")
+
+    # A runner of its own would start a real server, and outlive the test.
+    for name in ("continue_session", "start_server_again"):
+        monkeypatch.setattr(plain.link, name, started)
+    monkeypatch.setattr(plain.link, "attach", nobody)
     path = tmp_path / "20251129-dense"
     if kind == "empty":
         recorded.start(path)
