@@ -247,9 +247,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("previous_match", ("N",), "previous match", "Go to the line before that holds it.", ("log",)),
     Action("next_error", ("exclamation_mark",), "next error", "Go to the next line of the log that speaks of "
            "an error.", ("log",), hint=3),
-    Action("read_on", ("J",), "read on", "Scroll the text beside the table; its border says how much there "
-           "is.", READING),
-    Action("read_back", ("K",), "read back", "Scroll that text back.", READING),
+    Action("read_on", ("greater_than_sign",), "read on", "Scroll the text beside the table; its border says "
+           "how much there is.", READING),
+    Action("read_back", ("less_than_sign",), "read back", "Scroll that text back.", READING),
     Action("pane_1", ("1",), "pane 1", "Go to the first pane.", ("start", "main")),
     Action("pane_2", ("2",), "pane 2", "Go to the second pane.", ("start", "main")),
     Action("pane_3", ("3",), "pane 3", "Go to the third pane; on the main screen the tokens.",

@@ -25,22 +25,22 @@ async def test_a_text_says_how_much_of_it_is_seen_and_a_key_leads_through_all_of
         for text in app.screen.query(Reading):
             lines = [line.strip() for line in text.query_one(Lines).text.splitlines()]
             cut = text.max_scroll_y > 0
-            assert (f"of {text.virtual_size.height} · J reads on" in seen) == cut, seen
+            assert (f"of {text.virtual_size.height} · > reads on" in seen) == cut, seen
             while text.max_scroll_y > text.scroll_offset.y:
-                seen += await press(pilot, "J")
+                seen += await press(pilot, "greater_than_sign")
             assert all(line in seen for line in lines)
             if cut:
-                assert "K reads back" in screen_text(app)
+                assert "< reads back" in screen_text(app)
                 here = text.scroll_offset.y
-                await press(pilot, "K")
+                await press(pilot, "less_than_sign")
                 assert text.scroll_offset.y < here
                 text.scroll_end(animate=False)
-        assert "the text ends here" in await press(pilot, "J")
+        assert "the text ends here" in await press(pilot, "greater_than_sign")
 
 
 async def test_another_row_begins_its_text_at_its_beginning(session):
     async with workbench(session) as (app, pilot):
-        await press(pilot, "v", "J", "J")
+        await press(pilot, "v", "greater_than_sign", "greater_than_sign")
         assert app.screen.query_one("#why-body").scroll_offset.y > 0
         text = await press(pilot, "down")
         assert app.screen.query_one("#why-body").scroll_offset.y == 0

@@ -2,7 +2,7 @@
 
 ╭─ explanation 1 ───────────────────────────────╮
 │ the prefix that the cache restored is not ... │
-╰──────────────────── line 2 of 9 · J reads on ─╯
+╰──────────────────── line 2 of 9 · > reads on ─╯
 
 Where it stands in no pane of its own it draws that border itself, and only while there is something to say.
 """
