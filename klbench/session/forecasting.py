@@ -47,8 +47,10 @@ class CaptureForecasts:
         free = f"{size(free_bytes)} are free in {self._place}"
         if much not in self._said:
             self._said.add(much)
-            took = f", its arms took {elapsed(self._arms_s)} when they were measured" if self._arms_s else ""
-            self._note(f"the capture writes {much}", free + took + (took and ": recorded they take longer"))
+            took = ""
+            if self._arms_s is not None and self._arms_s >= 1:
+                took = f", its arms took {elapsed(self._arms_s)} when they were measured: recorded they take longer"
+            self._note(f"the capture writes {much}", free + took)
         agreed = self._session.start.options.yes_capture or expected.size_bytes <= self._agreed_bytes
         if agreed or not is_much(expected.size_bytes, free_bytes):
             return

@@ -44,10 +44,11 @@ class Captures(FakeBench):
 
     expected = SMALL
     times = 1
+    arms_s: float | None = 4.2
 
     async def locate(self, job, _helper, _request, _relaunch) -> None:
         place = self._session.folder.traces
-        forecasts = CaptureForecasts(self._session, job, place, 4.2)
+        forecasts = CaptureForecasts(self._session, job, place, self.arms_s)
         for _ in range(self.times):
             await forecasts(self.expected, FREE)
             place.mkdir(exist_ok=True)
@@ -114,6 +115,12 @@ def test_what_will_be_written_is_said_in_the_log_and_on_the_command_line(tmp_pat
     assert note.what == "the capture writes about 41.0 MB in 34 forwards"
     assert note.why.startswith(f"1.0 TB are free in {tmp_path}/session/traces, its arms took 0:04 when they")
     assert [line for line in found.said if "41.0 MB in 34 forwards" in line and "1.0 TB are free" in line]
+
+
+@pytest.mark.parametrize("arms_s", [None, 0.0, 0.4])
+def test_arms_that_took_no_time_or_an_unknown_one_are_not_spoken_of(tmp_path, arms_s):
+    (note,) = located(tmp_path, type("Quick", (Captures,), {"arms_s": arms_s})).notes
+    assert note.why == f"1.0 TB are free in {tmp_path}/session/traces"
 
 
 def test_captures_that_are_alike_say_it_once(tmp_path):
