@@ -1,7 +1,7 @@
 """What a capture is going to write, said before it begins; where that is much, the user is asked first.
 
     note: the capture writes about 41.2 MB in 34 forwards · 12.0 GB are free in /scratch/traces, its arms took
-    0:04 when they were measured: recorded they take longer
+    0:04 when they were measured: recorded, longer
 
 Invariants: nothing is written before the answer; a small capture never asks; of the captures of one job only
 one that writes more than was agreed to asks again.
@@ -49,7 +49,7 @@ class CaptureForecasts:
             self._said.add(much)
             took = ""
             if self._arms_s is not None and self._arms_s >= 1:
-                took = f", its arms took {elapsed(self._arms_s)} when they were measured: recorded they take longer"
+                took = f", its arms took {elapsed(self._arms_s)} when they were measured: recorded, longer"
             self._note(f"the capture writes {much}", free + took)
         agreed = self._session.start.options.yes_capture or expected.size_bytes <= self._agreed_bytes
         if agreed or not is_much(expected.size_bytes, free_bytes):
