@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 import torch
 
 from .composition import Composition
-from .direct_calls import DirectCall, never_called
+from .direct_calls import DirectCall, is_called_directly, never_called
 from .head import PROCESSOR, Head, is_scoring, sampled_rows
 from .module_sites import Site, each_tensor, sites_of
 from .recording import ArmedRows, Axes, Names, Recording, goes_into_a_graph
@@ -177,7 +177,8 @@ class DigestCapture:
     def _register(self) -> None:
         for site in sites_of(self._runner.model):
             module = site.module
-            if any(self._modules.get(path, {}).get("state") for path in site.paths):
+            stateful = any(self._modules.get(path, {}).get("state") for path in site.paths)
+            if stateful and is_called_directly(self._runner.model, site):
                 self._handles.append(DirectCall(module))
             self._handles += [
                 module.register_forward_pre_hook(self._pre_hook(site), with_kwargs=True),

@@ -9,9 +9,13 @@ such a call goes through the module.
 """
 
 import functools
+import inspect
+import re
 from typing import Any, Collection, Dict, List, Optional
 
 import torch
+
+from .module_sites import Site
 
 
 class DirectCall:
@@ -44,6 +48,29 @@ class DirectCall:
             self._module.forward = self._original
         else:
             del self._module.forward
+
+
+def is_called_directly(model: torch.nn.Module, site: Site) -> bool:
+    """Whether the site's `forward` is called past its hooks: a mixer's by its back end, others where the code of
+    the model or of the module around says so.
+
+    Nothing else is wrapped: a planted fault wraps `forward`, too, and either must find its own when it goes.
+    """
+    if site.mixes:
+        return True
+    parent, _, name = site.paths[0].rpartition(".")
+    around = type(model.get_submodule(parent))
+    call = re.compile(rf"{re.escape(name)}\.forward\(")
+    return any(call.search(_source_of(kind)) for kind in {type(model), around})
+
+
+@functools.lru_cache(maxsize=None)
+def _source_of(kind: type) -> str:
+    """The file that the class is written in, empty where it cannot be read."""
+    try:
+        return inspect.getsource(inspect.getmodule(kind) or kind)
+    except (OSError, TypeError):
+        return ""
 
 
 def never_called(describe: Dict[str, Any], called: Collection[str]) -> List[str]:

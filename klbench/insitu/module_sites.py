@@ -29,15 +29,15 @@ class Site:
     """One module: its paths, and the names of its arguments.
 
     `ignored` are arguments that are no input: a buffer that a Mamba mixer puts its result into, and constants
-    of the model.
+    of the model. `mixes`: a Mamba mixer.
     """
 
     def __init__(self, module: torch.nn.Module, paths: List[str]) -> None:
         self.module = module
         self.paths = paths
         self.class_name = type(module).__name__
-        self._mixes = any("MambaMixer" in kind.__name__ for kind in type(module).__mro__)
-        self.ignored: Tuple[str, ...] = (_RESULT, "mup_vector") if self._mixes else ()
+        self.mixes = any("MambaMixer" in kind.__name__ for kind in type(module).__mro__)
+        self.ignored: Tuple[str, ...] = (_RESULT, "mup_vector") if self.mixes else ()
         self._positional: Tuple[str, ...] = ()
         self._rest: Optional[str] = None
         parameters = _parameters(module.forward)
@@ -58,7 +58,7 @@ class Site:
 
     def result(self, args: Any, kwargs: Any, output: Any) -> Any:
         """What a call put out. A mixer also hands over states of its chunks, which decode has none of."""
-        if not self._mixes:
+        if not self.mixes:
             return output
         given = {self.argument(place): value for place, value in enumerate(args)}
         given.update(kwargs)

@@ -16,7 +16,14 @@ from klbench.insitu import state_reads  # noqa: E402
 from klbench.insitu.capture import describe_modules  # noqa: E402
 from klbench.insitu.composition import CompositionReader  # noqa: E402
 from klbench.insitu.digest_capture import DigestCapture  # noqa: E402
-from klbench.insitu.direct_calls import DirectCall, layer_numbers, never_called  # noqa: E402
+from klbench.insitu import direct_calls  # noqa: E402
+from klbench.insitu.direct_calls import (  # noqa: E402
+    DirectCall,
+    is_called_directly,
+    layer_numbers,
+    never_called,
+)
+from klbench.insitu.module_sites import sites_of  # noqa: E402
 from klbench.insitu.state_probe import StateProbe  # noqa: E402
 from klbench.insitu.state_reads import Pools  # noqa: E402
 from tests.insitu.test_digest_capture import (  # noqa: E402
@@ -307,6 +314,25 @@ def test_a_forward_is_as_it_was_when_the_hooks_are_gone(own: bool) -> None:
     assert len(seen) == 3
     assert ("forward" in vars(layer)) is own
     assert layer.forward == plain
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("out = self.attn.forward(q, k, v, batch)", True),
+        ("out = self.self_attn.forward(q)", True),
+        # A fault may have wrapped its `forward`: what the hooks see anyway is left alone.
+        ("out = self.attn(q, k, v, batch)\nx = self.proj.forward(out)", False),
+        ("", False),
+    ],
+)
+def test_only_what_is_called_past_its_hooks_is_wrapped(source, expected, monkeypatch):
+    model = torch.nn.Module()
+    model.layer = torch.nn.Module()
+    model.layer.attn = torch.nn.Linear(2, 2)
+    (site,) = [one for one in sites_of(model) if one.paths == ["layer.attn"]]
+    monkeypatch.setattr(direct_calls, "_source_of", lambda _kind: source)
+    assert is_called_directly(model, site) is expected
 
 
 def described(**states: str | None) -> dict[str, Any]:
