@@ -51,8 +51,8 @@ class DirectCall:
 
 
 def is_called_directly(model: torch.nn.Module, site: Site) -> bool:
-    """Whether the site's `forward` is called past its hooks: a mixer's by its back end, others where the code of
-    the model or of the module around says so.
+    """Whether the site's `forward` is called past its hooks: a mixer's by its back end, others where the code
+    of the model or of the module around says so.
 
     Nothing else is wrapped: a planted fault wraps `forward`, too, and either must find its own when it goes.
     """

@@ -12,11 +12,10 @@ torch = pytest.importorskip("torch")
 
 from klbench.core.trace import Direction, Slot, Trace  # noqa: E402
 from klbench.engine.traces import read_trace  # noqa: E402
-from klbench.insitu import state_reads  # noqa: E402
+from klbench.insitu import direct_calls, state_reads  # noqa: E402
 from klbench.insitu.capture import describe_modules  # noqa: E402
 from klbench.insitu.composition import CompositionReader  # noqa: E402
 from klbench.insitu.digest_capture import DigestCapture  # noqa: E402
-from klbench.insitu import direct_calls  # noqa: E402
 from klbench.insitu.direct_calls import (  # noqa: E402
     DirectCall,
     is_called_directly,
