@@ -64,7 +64,6 @@ def is_called_directly(model: torch.nn.Module, site: Site) -> bool:
     return any(call.search(_source_of(kind)) for kind in {type(model), around})
 
 
-@functools.lru_cache(maxsize=None)
 def _source_of(kind: type) -> str:
     """The file that the class is written in, empty where it cannot be read."""
     try:
