@@ -31,6 +31,14 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions and sockets of the test's own: `pytestmark = pytest.mark.usefixtures("places")`."""
+    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests that tests/troubles.py names: `-m faults` runs them and those that carry the mark."""
     named = named_tests()

@@ -57,11 +57,7 @@ class CensusWork(ScriptedWork):
         self.session.emit(ev.CensusTaken(census=1, result=census_body(self.operators), elapsed_s=0.5))
 
 
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("places")
 
 
 def census(tmp_path, *operators, fails=False):

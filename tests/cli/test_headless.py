@@ -26,11 +26,7 @@ START = StartRequest(target=Target(kind="demo", model="dense"), options=Options(
 NOT_RUN = {**RESULT, "status": "not_run", "reason": "0 hits"}
 
 
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("places")
 
 
 def headless(tmp_path, what="run", start=START, **script):

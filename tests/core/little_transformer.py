@@ -405,6 +405,19 @@ def run_prefill_cache_hit(model: Model, tokens: list[int], prompt: int) -> np.nd
     return _decode_and_score(model, tokens, prompt)
 
 
+def run_retracted(model: Model, tokens: list[int], prompt: int) -> np.ndarray:
+    """match of a request whose rows 0 to 11 are computed once more in one extend, behind decoded ones."""
+    model.extend(Arm.GENERATION, tokens[:prompt], 0, Phase.EXTEND)
+    for position in range(prompt, 11):
+        model.decode(Arm.GENERATION, tokens[position], position)
+    model.flush()
+    model.extend(Arm.GENERATION, tokens[:12], 0, Phase.RESUMED)
+    model.decode(Arm.GENERATION, tokens[12], 12)
+    model.flush()
+    model.extend(Arm.SCORING, tokens, 0, Phase.EXTEND)
+    return np.array([13])
+
+
 def _decode_and_score(model: Model, tokens: list[int], prompt: int) -> np.ndarray:
     for position in range(prompt, len(tokens) - 1):
         model.decode(Arm.GENERATION, tokens[position], position)

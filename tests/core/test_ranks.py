@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from little_transformer import Model, Plant, WithHead, on_ranks, run_match
+from little_transformer import Model, Plant, WithHead, on_ranks, run_match, run_retracted
 
 from klbench.core.alignment import align
 from klbench.core.findings import Localisation
@@ -31,16 +31,7 @@ def match(model: Model) -> np.ndarray:
 
 
 def retracted(model: Model) -> np.ndarray:
-    """Rows 0 to 11 are computed once more in one extend, after 8 to 10 were decoded."""
-    model.extend(Arm.GENERATION, TOKENS[:PROMPT], 0, Phase.EXTEND)
-    for position in range(PROMPT, 11):
-        model.decode(Arm.GENERATION, TOKENS[position], position)
-    model.flush()
-    model.extend(Arm.GENERATION, TOKENS[:12], 0, Phase.RESUMED)
-    model.decode(Arm.GENERATION, TOKENS[12], 12)
-    model.flush()
-    model.extend(Arm.SCORING, TOKENS, 0, Phase.EXTEND)
-    return np.array([13])
+    return run_retracted(model, TOKENS, PROMPT)
 
 
 def traced(*plants: Plant, kind: type[Model] = Model, run: Run = match) -> tuple[Trace, np.ndarray]:

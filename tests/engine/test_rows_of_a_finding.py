@@ -12,11 +12,11 @@ from klbench.core.alignment import align
 from klbench.core.comparison import Pairs
 from klbench.core.findings import Localisation
 from klbench.core.localisation import localise
-from klbench.core.trace import Arm, Phase, Trace
+from klbench.core.trace import Phase, Trace
 from klbench.engine.attention_rows import recompute_attention
 from klbench.engine.ulp_rows import measure_ulps
 from klbench.errors import KlbenchError
-from tests.core.little_transformer import Model, Plant, on_ranks
+from tests.core.little_transformer import Model, Plant, on_ranks, run_retracted
 
 TOKENS = list(range(5, 19))
 PROMPT, ROW = 8, 9
@@ -47,14 +47,7 @@ def retracted(place: str, phase: Phase) -> Trace:
     """Rows 0 to 11 are computed once more after 8 to 10 were decoded; row 9 is wrong in `phase` alone."""
     plant = Plant(0, place, lambda _arm, position, now: position == ROW and now == phase)
     model = Model(2, plants=(plant,), observes_state=True)
-    model.extend(Arm.GENERATION, TOKENS[:PROMPT], 0, Phase.EXTEND)
-    for position in range(PROMPT, 11):
-        model.decode(Arm.GENERATION, TOKENS[position], position)
-    model.flush()
-    model.extend(Arm.GENERATION, TOKENS[:12], 0, Phase.RESUMED)
-    model.decode(Arm.GENERATION, TOKENS[12], 12)
-    model.flush()
-    model.extend(Arm.SCORING, TOKENS, 0, Phase.EXTEND)
+    run_retracted(model, TOKENS, PROMPT)
     return model.trace()
 
 

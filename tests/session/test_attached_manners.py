@@ -15,19 +15,12 @@ from klbench.session.reading import read_state
 from klbench.session.request import Options, StartRequest, Target
 from tests.session.fake_engine import Client, FakeBench, Server
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("places")]
 
 READONLY = StartRequest(
     target=Target(kind="url", url="http://127.0.0.1:1"),
     options=Options(samples=3, max_new_tokens=6, readonly=True),
 )
-
-
-@pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
 
 
 def run(tmp_path: Path, start: StartRequest, plan: Plan, **server: Any) -> tuple[int, dict[str, Any]]:

@@ -15,9 +15,9 @@ from klbench.session.reading import read_state
 from klbench.session.request import Options, StartRequest, Target
 from klbench.session.state import TroubleLine
 from tests.session.fake_engine import Server
-from tests.session.test_attached_manners import places, run
+from tests.session.test_attached_manners import run
 
-__all__ = ["places"]
+pytestmark = pytest.mark.usefixtures("places")
 
 LEAK = "[2026-11-30 19:00:00] WARNING: full token_to_kv_pool memory leak detected! available_size=5, size=9\n"
 START = StartRequest(target=Target(kind="demo", model="dense"), options=Options(samples=3, max_new_tokens=6))

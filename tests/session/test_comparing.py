@@ -22,12 +22,7 @@ from klbench.session.snapshot import CodeState
 from tests.session.fake_engine import FakeBench
 from tests.session.test_continuing import START
 
-
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("places")
 
 
 class Fixed(FakeBench):

@@ -45,11 +45,7 @@ sys.exit(execute(START, Plan("run"), session=pathlib.Path(sys.argv[1]), json_pla
 """
 
 
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("places")
 
 
 def killed_in(session, helper, arm):

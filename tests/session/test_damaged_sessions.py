@@ -24,15 +24,8 @@ from klbench.session.survey import summarise
 from tests.session.fake_engine import FakeBench
 from tests.session.test_continuing import START
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("places")]
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-
-
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
 
 
 @pytest.fixture

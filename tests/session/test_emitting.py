@@ -20,12 +20,12 @@ from tests.session.fake_engine import PROMPTS, FakeBench
 START = StartRequest(target=Target(kind="demo", model="dense"), options=Options(samples=3, max_new_tokens=6))
 
 
+pytestmark = pytest.mark.usefixtures("places")
+
+
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
+def measured(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A session of three passes that differ by the same bits in each, and what calibrate says of them."""
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     session, place = tmp_path / "session", tmp_path / "calibrated.json"
     plan = Plan("calibrate", passes=3)
     execute(START, plan, session=session, json_place=str(place), make_work=FakeBench)

@@ -32,11 +32,7 @@ SMALL, LARGE = Forecast(34, 400, 3, 41 * 10**6), Forecast(34, 400, 3, 20 * GB)
 FREE = 1000 * GB
 
 
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("places")
 
 
 class Captures(FakeBench):

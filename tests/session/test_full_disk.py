@@ -25,14 +25,7 @@ from tests.session.fake_engine import FakeBench
 from tests.session.scripted import ScriptedWork
 from tests.session.test_continuing import START, arms_run
 
-pytestmark = pytest.mark.faults
-
-
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("places")]
 
 
 class SmallDisk:

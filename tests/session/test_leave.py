@@ -20,7 +20,7 @@ from klbench.session.runner import Runner
 from klbench.session.serving import Serving
 from tests.session.fake_engine import Client, FakeBench
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("places")]
 
 URL = "http://127.0.0.1:1"
 
@@ -94,11 +94,8 @@ JOBS: dict[str, Callable[[Attached, User], Awaitable[None]]] = {
 
 
 @pytest.fixture(autouse=True)
-def short_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows the question is short: locating and experiments flush, all of them compute."""
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
 
     async def computes(_session: Any, _job: Any, server: Any, *_: Any, **__: Any) -> None:
         await server.client.generate([[1]], max_new_tokens=1, rids=["klb-fade-1g-0"])

@@ -101,12 +101,10 @@ class SmallBench(FakeBench):
         self.fake.facts = dataclasses.replace(self.fake.facts, **{**known, **facts})
 
 
+@pytest.mark.usefixtures("places")
 def test_a_run_says_before_its_first_arm_what_it_will_not_put_to_the_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     options = Options(samples=3, max_new_tokens=6, helpers=("match", "prefill_cache_hit"))
     start = StartRequest(target=Target(kind="demo", model="dense"), options=options)
     work = functools.partial(SmallBench, radix_cache=False)

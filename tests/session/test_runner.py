@@ -24,12 +24,7 @@ from tests.session.scripted import ScriptedWork
 START = StartRequest(target=Target(kind="demo", model="dense"))
 
 
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLBENCH_HOME", str(tmp_path / "home"))
-    runtime = tmp_path / "run"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+pytestmark = pytest.mark.usefixtures("places")
 
 
 @pytest.fixture
