@@ -33,7 +33,8 @@ from klbench.errors import KlbenchError
 from klbench.session.folder import write_atomically
 from klbench.session.locating import server_side
 
-_TIMED = 3
+_TIMED = 8
+"""Rounds of ours and sglang's own; an even number, for each begins as often as the other."""
 _STOCK = {
     "match": "test_input_output_logprobs_match_helper",
     "prefill_cache_hit": "test_input_output_logprobs_match_prefill_cache_hit_helper",
@@ -42,45 +43,68 @@ _STOCK = {
 _STOCK_PROGRAM = """
 import contextlib, io, json, sys, time
 from sglang.test import kl_test_utils as stock
-asked = json.load(sys.stdin)
+asked = json.loads(sys.stdin.readline())
 model = asked["model"]
 key = f"{model}_{stock.DEFAULT_PROMPT_TOKENS}_{stock.DEFAULT_NUM_SAMPLES}"
 stock._cached_input_ids[key] = asked["prompts"]
-for line in asked["functions"]:
-    said = io.StringIO()
-    began = time.monotonic()
-    with contextlib.redirect_stdout(said):
-        getattr(stock, line)(asked["url"], {model: {"kl_div": float("inf")}}, model,
-                             max_samples=len(asked["prompts"]), max_new_tokens=asked["new_tokens"])
-    elapsed_s = time.monotonic() - began
-    kl = [row for row in said.getvalue().splitlines() if row.startswith("avg_kl_div=")][-1]
-    print(json.dumps({"elapsed_s": elapsed_s, "avg_kl_div": float(kl.partition("=")[2])}), flush=True)
+for _ in sys.stdin:
+    made = []
+    for name in asked["functions"]:
+        said = io.StringIO()
+        began = time.monotonic()
+        with contextlib.redirect_stdout(said):
+            getattr(stock, name)(asked["url"], {model: {"kl_div": float("inf")}}, model,
+                                 max_samples=len(asked["prompts"]), max_new_tokens=asked["new_tokens"])
+        elapsed_s = time.monotonic() - began
+        kl = [row for row in said.getvalue().splitlines() if row.startswith("avg_kl_div=")][-1]
+        made.append({"elapsed_s": elapsed_s, "avg_kl_div": float(kl.partition("=")[2])})
+    print(json.dumps(made), flush=True)
 """
 
 
-async def stock_helpers(
-    server: Server, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> list[dict[str, Any]]:
-    """Each of sglang's own helpers once, in the server's Python: seconds and its average KL."""
-    assert server.plan is not None
-    process = await asyncio.create_subprocess_exec(
-        *(str(server.plan.python.path), "-c", _STOCK_PROGRAM),
-        env=dict(server.plan.spec.environment) | {"SGLANG_PLUGINS": "none"},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    asked = {
-        "model": server.facts.model,
-        "prompts": [list(prompt) for prompt in prompts],
-        "functions": list(_STOCK.values()),
-        "url": server.url,
-        "new_tokens": new_tokens,
-    }
-    out, err = await process.communicate(json.dumps(asked).encode())
-    if process.returncode:
-        raise RuntimeError(err.decode(errors="replace")[-2000:])
-    return [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+class StockHelpers:
+    """sglang's own helpers in a process of the server's Python, which imports them once."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, server: Server, prompts: Sequence[Sequence[int]], new_tokens: int) -> "StockHelpers":
+        assert server.plan is not None
+        process = await asyncio.create_subprocess_exec(
+            *(str(server.plan.python.path), "-c", _STOCK_PROGRAM),
+            env=dict(server.plan.spec.environment) | {"SGLANG_PLUGINS": "none"},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        made = cls(process)
+        asked = {
+            "model": server.facts.model,
+            "prompts": [list(prompt) for prompt in prompts],
+            "functions": list(_STOCK.values()),
+            "url": server.url,
+            "new_tokens": new_tokens,
+        }
+        made._say(asked)
+        return made
+
+    def _say(self, what: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+
+    async def once(self) -> list[dict[str, Any]]:
+        """Each helper once, in the order of `_STOCK`: seconds and its average KL."""
+        assert self._process.stdout is not None
+        self._say("again")
+        while line := await self._process.stdout.readline():
+            if line.startswith(b"[{"):
+                return list(json.loads(line))
+        raise RuntimeError("sglang's own helpers ended; what they said stands above")
+
+    async def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
 
 
 class Check:
@@ -183,14 +207,25 @@ class Check:
             print("   ", json.dumps(finding.as_dict(helper))[:600], flush=True)
 
     async def stock(self) -> None:
-        for _ in range(_TIMED):
-            made = await stock_helpers(self._server, self._prompts, self._new_tokens)
-            self.document["stock"].append(dict(zip(_STOCK, made, strict=True)))
+        """Both in turns; the first turn of each, which warms up, does not count."""
+        theirs = await StockHelpers.start(self._server, self._prompts, self._new_tokens)
+        try:
+            await theirs.once()
             await self.helpers()
+            for helper in _STOCK:
+                self.document["helpers"][helper]["all_s"] = []
+            for number in range(_TIMED):
+                if number % 2:
+                    await self.helpers()
+                self.document["stock"].append(dict(zip(_STOCK, await theirs.once(), strict=True)))
+                if not number % 2:
+                    await self.helpers()
+        finally:
+            await theirs.end()
         for helper in _STOCK:
-            theirs = statistics.median(made[helper]["elapsed_s"] for made in self.document["stock"])
-            ours = statistics.median(self.document["helpers"][helper]["all_s"])
-            print(f"{helper:18s} sglang's own {theirs:.2f} s, ours {ours:.2f} s", flush=True)
+            stock_s = statistics.median(made[helper]["elapsed_s"] for made in self.document["stock"])
+            ours_s = statistics.median(self.document["helpers"][helper]["all_s"])
+            print(f"{helper:18s} sglang's own {stock_s:.2f} s, ours {ours_s:.2f} s", flush=True)
 
     @property
     def clean(self) -> bool:
