@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from klbench.core.census import OperatorReplay
 from klbench.core.findings import Evidence, Finding
+from klbench.core.recomputed import verdict
 from klbench.core.text import counted
 
 
@@ -40,13 +41,16 @@ class Experiment:
 
 
 def same_origin(a: Finding, b: Finding) -> bool:
-    """Whether two captures blame the same point: kind, operator, arm, rank and first row."""
-    return _place(a) == _place(b)
+    """Whether two captures blame the same point: kind, operator, arm, rank and first row.
+
+    Where the first was recomputed its kind is one of those that the other, which was not, leaves open.
+    """
+    same_kind = a.kind == b.kind or (verdict(a) is not None and a.kind in b.kinds)
+    return same_kind and _place(a) == _place(b)
 
 
 def _place(finding: Finding) -> tuple[object, ...]:
     return (
-        finding.kind,
         finding.module,
         finding.call,
         finding.rank,
@@ -100,8 +104,7 @@ def wants_row_counts(finding: Finding) -> bool:
     recomputation has told rounding from another function."""
     if finding.latent or len(finding.kinds) != 1:
         return False
-    judged = [fact.values.get("verdict") for fact in finding.evidence if fact.code == "attention_reference"]
-    return finding.kind == "gap" or (reads_state(finding) and set(judged) <= {"unknown"})
+    return finding.kind == "gap" or (reads_state(finding) and verdict(finding) in (None, "unknown"))
 
 
 def equal_m(finding: Finding) -> str | None:

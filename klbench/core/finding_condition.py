@@ -10,9 +10,13 @@ from typing import Any
 
 from klbench.core.hypotheses import BATCH_INVARIANCE, DIFFERENT_FUNCTION
 from klbench.core.model_traits import OPERATOR_CLASSES, operator_class
+from klbench.core.recomputed import ATTENTION, DELTA_RULE, FUNCTIONS, RECOMPUTED
 
-_FUNCTIONS = ("missing_key", "extra_key", "other_function")
-"""Verdicts of attention_reference.py that are no rounding."""
+_DIVIDED = {
+    ATTENTION: "how decode and an extend divide the keys",
+    DELTA_RULE: "that decode goes from row to row and an extend scans them in chunks",
+}
+"""What rounds otherwise in the two arms, also with one row in both."""
 
 
 def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str, bool]:
@@ -20,6 +24,10 @@ def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str, b
     origin admits no other condition."""
     kinds = [str(kind) for kind in finding.get("kinds") or [finding.get("kind")]]
     module = str(finding.get("module") or "")
+    code, said = _recomputed(finding)
+    if said in FUNCTIONS and "not_observed" not in kinds:
+        # Of whichever of its kinds it is.
+        return DIFFERENT_FUNCTION, f"{module}: {_text(finding, code)}", True
     if len(kinds) > 1 and not set(kinds) <= {"state_write", "state_restore"}:
         return None, f"the origin at {module} may be of the kinds {', '.join(kinds)}", False
     match kinds[0]:
@@ -37,15 +45,13 @@ def condition_of_finding(finding: Mapping[str, Any]) -> tuple[str | None, str, b
 
 
 def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[str | None, str, bool]:
-    recomputed = _values(finding, "attention_reference")
-    if recomputed is not None and recomputed.get("verdict") in _FUNCTIONS:
-        return DIFFERENT_FUNCTION, f"{module}: {_text(finding, 'attention_reference')}", True
-    if recomputed is not None and recomputed.get("verdict") == "rounding":
-        why = f"{module}: {_text(finding, 'attention_reference')}"
+    code, said = _recomputed(finding)
+    if said == "rounding":
+        why = f"{module}: {_text(finding, code)}"
         if (_values(finding, "equal_m") or {}).get("outcome") == "differs":
             why += (
-                "; with one row in both forwards they round otherwise, too: what decides is how decode and "
-                "an extend divide the keys, not how many rows there are"
+                "; with one row in both forwards they round otherwise, too: what decides is "
+                f"{_DIVIDED[code]}, not how many rows there are"
             )
         return BATCH_INVARIANCE, why, True
     difference = _values(finding, "ulps")
@@ -97,9 +103,16 @@ def _of_arithmetic(finding: Mapping[str, Any], kind: str, module: str) -> tuple[
 
 
 def is_rounding(finding: Mapping[str, Any]) -> bool:
-    """Whether it is a confirmed attention that, recomputed, rounds otherwise in its two arms."""
-    recomputed = _values(finding, "attention_reference") or {}
-    return finding.get("grade") == "confirmed" and recomputed.get("verdict") == "rounding"
+    """Whether it is a confirmed operator that, recomputed, rounds otherwise in its two arms."""
+    return finding.get("grade") == "confirmed" and _recomputed(finding)[1] == "rounding"
+
+
+def _recomputed(finding: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The code of the evidence of a recomputation and its verdict, None where there is none."""
+    for code in RECOMPUTED:
+        if (values := _values(finding, code)) is not None:
+            return code, str(values.get("verdict"))
+    return RECOMPUTED[0], None
 
 
 def is_beside_the_state(finding: Mapping[str, Any]) -> bool:

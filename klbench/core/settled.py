@@ -243,7 +243,7 @@ def _after_equal_rows(
         doubt = Fact(
             "other_kernel",
             "kernels that split the keys otherwise, or that pad decode, round otherwise also with equal row "
-            "counts: locate it, then an attention is recomputed from its inputs",
+            "counts: locate it, then attention or a gated delta rule is recomputed from its inputs",
         )
         # How large a difference is proves nothing; rounding that flips experts may be of any size.
         if scene.beyond_rounding and not scene.traits.experts:

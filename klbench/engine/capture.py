@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from klbench.core.localisation import localise
 from klbench.core.state_localisation import localise_state
 from klbench.core.text import size
 from klbench.core.trace import STATE_ONLY, Trace
-from klbench.engine.attention_rows import recompute_attention, rows_behind
+from klbench.engine.attention_rows import recompute_attention
 from klbench.engine.capture_control import Backend
 from klbench.engine.captured_work import (
     ServerSide,
@@ -45,8 +45,11 @@ from klbench.engine.captured_work import (
     repeat_captured,
 )
 from klbench.engine.compositions import Repetition, compare_compositions, read_compositions
+from klbench.engine.delta_rule_rows import recompute_delta_rules
+from klbench.engine.dump_process import DumpReader
 from klbench.engine.forecast import Forecast
 from klbench.engine.progress import ArmObserver
+from klbench.engine.recomputed_rows import rows_behind
 from klbench.engine.traces import read_trace
 from klbench.engine.ulp_rows import dump_pattern, head_size, measure_ulps, modules_to_measure, row_of_experts
 from klbench.errors import KlbenchError, UndecidedError
@@ -208,7 +211,7 @@ async def capture(
                         keep_in=trace_folder,
                         head_size=head_size(side.model_config),
                     )
-                    found = await recompute_attention(
+                    found = await _recomputed(
                         reader, dumps, trace, found, _pairs(alignments), side.model_config
                     )
                 else:
@@ -281,7 +284,7 @@ async def _with_numbers(
                 keep_in=keep_in,
                 head_size=head_size(side.model_config),
             )
-            return await recompute_attention(reader, dumps, trace, found, pairs, side.model_config)
+            return await _recomputed(reader, dumps, trace, found, pairs, side.model_config)
     except KlbenchError as error:
         text = "The real rows were not fetched: " + ": ".join(
             part for part in (error.what, error.why) if part
@@ -291,6 +294,18 @@ async def _with_numbers(
             dataclasses.replace(finding, evidence=(*finding.evidence, lacking)) for finding in found.findings
         )
         return dataclasses.replace(found, findings=findings)
+
+
+async def _recomputed(
+    reader: DumpReader,
+    dumps: Path,
+    trace: Trace,
+    found: Localisation,
+    pairs: Mapping[int, Pairs],
+    model_config: Mapping[str, Any],
+) -> Localisation:
+    found = await recompute_attention(reader, dumps, trace, found, pairs, model_config)
+    return await recompute_delta_rules(reader, dumps, trace, found, pairs)
 
 
 def _say_nothing(phase: str, done: int, total: int) -> None:

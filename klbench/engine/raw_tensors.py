@@ -54,11 +54,11 @@ def row_tensor(dtype: str, content: bytes) -> RawTensor:
     return RawTensor(tag, (len(content) // size,), content)
 
 
-def read_raw(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
+def read_raw(path: Path, most_bytes: int = _MAX_FILE_BYTES) -> tuple[dict[str, RawTensor], dict[str, str]]:
     """All tensors of a safetensors file and its metadata. Raises UndecidedError for a damaged one, and for
-    what is no regular file or larger than 2 GiB."""
+    what is no regular file or larger than `most_bytes` (2 GiB)."""
     try:
-        content = read_small(path, _MAX_FILE_BYTES)
+        content = read_small(path, most_bytes)
         (length,) = struct.unpack("<Q", content[:8])
         if length > min(_MAX_HEADER_BYTES, len(content) - 8):
             raise ValueError("its header is longer than the file")

@@ -14,9 +14,10 @@ With capture null it is closed; while that takes long the answer has "working": 
 Into the capture folder each rank writes `ready-<rank>.json` (the same nonce: proof that both sides see one
 folder). The back ends "digest" (digest_capture.py) and "state" (state_probe.py, without hooks) write the
 trace themselves, which is complete when closing is acknowledged. Back end "dumper" (the default) writes
-`modules-<rank>.json` and for each captured forward the folder `rank<rank>-<forward>/` with the dumper's files
-and `forward.json`. The first thing that goes wrong, in our code or on the disk, stands in
-`invalid-<rank>.json`: capture is off from then on and the server goes on.
+`modules-<rank>.json`, the parameters that recurrences are recomputed with (parameters.py), and for each
+captured forward the folder `rank<rank>-<forward>/` with the dumper's files and `forward.json`. The first
+thing that goes wrong, in our code or on the disk, stands in `invalid-<rank>.json`: capture is off from then
+on and the server goes on.
 
 The dumper is used without its port: `DUMPER_SERVER_PORT` stays unset, hooks are registered in mode "all" at
 the first armed forward and removed when capture is closed, and it is enabled for one forward at a time. Where
@@ -35,6 +36,7 @@ from . import control, conv_operator
 from .composition import ARMED_FAULTS, Composition, CompositionLog, CompositionReader
 from .digest_capture import DigestCapture
 from .direct_calls import layer_numbers
+from .parameters import write_parameters
 from .plugin import write_json_atomically
 from .recording import goes_into_a_graph
 from .state_probe import StateProbe
@@ -70,11 +72,12 @@ class Settings:
         self.free_floor_bytes = int(asked["free_floor_bytes"])
         self.size_cap_bytes = int(asked["size_cap_bytes"])
         self.expression: Optional[str] = None
-        pattern = asked.get("filter")
-        if pattern is not None:
-            re.compile(str(pattern))
+        self.pattern: Optional[str] = None
+        if asked.get("filter") is not None:
+            self.pattern = str(asked["filter"])
+            re.compile(self.pattern)
             # Without the core fields no row could be aligned.
-            self.expression = f"search({str(pattern)!r}, name) or name in {_CORE_FIELDS!r}"
+            self.expression = f"search({self.pattern!r}, name) or name in {_CORE_FIELDS!r}"
         self.written_bytes = 0
         self.broken = False
 
@@ -188,6 +191,8 @@ class Capture:
         write_json_atomically(
             settings.folder / f"modules-{self._rank}.json", describe_modules(self._runner.model)
         )
+        path = settings.folder / f"parameters-{self._rank}.safetensors"
+        write_parameters(self._runner.model, settings.pattern, path)
         return hooks
 
     def _after(self, composition: Composition) -> None:

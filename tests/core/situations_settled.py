@@ -39,6 +39,7 @@ def fact(code: str, **values: Any) -> dict[str, Any]:
 
 
 ROTARY = "model.layers.1.self_attn.rotary_emb"
+RECURRENCE, DELTA_RULE = "model.layers.0.linear_attn.attn", "delta_rule_reference"
 ALONE_INVARIANT = [fact("replay_invariant")]
 BY_ROWS = [fact("row_counts", outcome="changes", changed_M=[64])]
 ONE_ROW_OTHERWISE = [*ALONE_INVARIANT, fact("equal_m", outcome="differs", stateful=False)]
@@ -87,6 +88,26 @@ SETTLED = [
             )
         ],
         experiments=[outcome("equal_m", "differs")],
+    ),
+    Situation(
+        "a gated delta rule whose state nobody saw: both conditions are left",
+        RUN.three(noise(0.075)), "found", {ONE, TWO}, "unknown", None, ["equal_m"],
+        findings=[finding("operator", RECURRENCE, "unknown", "state_restore", "state_write", "not_observed")],
+    ),
+    Situation(
+        "the same, and recomputed from its inputs both arms are the same recurrence",
+        RUN.three(noise(0.075)), "found", {ONE}, "confirmed", None, [],
+        findings=[finding("operator", RECURRENCE, evidence=[fact(DELTA_RULE, verdict="rounding")])],
+    ),
+    Situation(
+        "the same, and decode went on from another state than its inputs make",
+        RUN.three(noise(0.075)), "found", {TWO}, "probable", None, [],
+        findings=[
+            finding(
+                "state_restore", RECURRENCE, "probable", "state_write", "operator",
+                evidence=[fact(DELTA_RULE, verdict="other_function")],
+            )
+        ],
     ),
     Situation(
         "small everywhere, equal rows still differ: another kernel rounds otherwise, too",

@@ -250,3 +250,20 @@ def test_bits_that_change_somewhere_prove_nothing_where_the_arms_row_counts_were
     short = replace(REPLAY, tried=REPLAY.tried[:-1], variants=(REPLAY.variants[0][:-1],))
     assert arms_differ(FINDING, short) is None
     assert missing(judged(replayed=short)) == ["arms_not_tried"]
+
+
+def test_a_recomputed_finding_is_repeated_by_one_that_leaves_its_kind_open():
+    said = Evidence("delta_rule_reference", "it rounds", {"verdict": "rounding"})
+    found = replace(FINDING, evidence=(*FINDING.evidence, said))
+    again = replace(FINDING, kinds=("state_restore", "operator", "state_write"), grade="unknown")
+    assert same_origin(found, again)
+    # Nothing was recomputed, or the repeat does not leave it: another origin.
+    assert not same_origin(FINDING, again)
+    assert not same_origin(found, replace(again, kinds=("state_restore",)))
+    assert not same_origin(found, replace(again, first_position=121))
+
+
+def test_a_recurrence_that_only_rounds_wants_no_other_forwards_to_tell():
+    reads = replace(FINDING, evidence=(*FINDING.evidence, Evidence("history_not_observed", "unseen", {})))
+    for verdict, wanted in (("unknown", True), ("rounding", False), ("other_function", False)):
+        assert wants_row_counts(with_fact(reads, "delta_rule_reference", verdict=verdict)) == wanted

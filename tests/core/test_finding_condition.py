@@ -34,6 +34,47 @@ def finding(kind: str, module: str, *evidence: dict[str, Any], **changed: Any) -
     }
 
 
+RECURRENCE = "model.layers.0.linear_attn.attn"
+STATE_KINDS = ["state_restore", "state_write", "operator"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kinds", "condition"),
+    [
+        ("rounding", ["operator"], ONE),
+        ("other_function", ["operator"], "different_function"),
+        ("other_function", STATE_KINDS, "different_function"),
+        # Another rank may have added what differs, or nothing was concluded: the kinds decide, as before.
+        ("other_function", [*STATE_KINDS, "not_observed"], None),
+        ("rounding", ["operator", "not_observed"], None),
+        ("unknown", STATE_KINDS, None),
+        ("unknown", ["operator"], None),
+    ],
+)
+def test_a_recurrence_that_was_recomputed_decides_its_condition(
+    verdict: str, kinds: list[str], condition: str | None
+) -> None:
+    said = fact("delta_rule_reference", verdict=verdict)
+    found = finding(kinds[0], RECURRENCE, said, kinds=kinds)
+    judged, why, certain = condition_of_finding(found)
+    assert (judged, certain) == (condition, condition is not None)
+    if condition is not None:
+        assert why == f"{RECURRENCE}: delta_rule_reference"
+    assert is_rounding(found) == (verdict == "rounding")
+
+
+def test_a_recurrence_that_rounds_otherwise_with_one_row_does_so_for_its_order() -> None:
+    said = [
+        fact("delta_rule_reference", verdict="rounding"),
+        fact("equal_m", outcome="differs", stateful=True),
+    ]
+    condition, why, certain = condition_of_finding(finding("operator", RECURRENCE, *said))
+    assert (condition, certain) == (ONE, True)
+    assert why.endswith(
+        "decode goes from row to row and an extend scans them in chunks, not how many rows there are"
+    )
+
+
 def test_rounding_that_shows_with_one_row_too_is_told_from_the_number_of_rows() -> None:
     """Condition 1 stands beside "It is not the number of rows": the same sum, divided otherwise."""
     rounding = fact("attention_reference", verdict="rounding")
