@@ -49,6 +49,8 @@ class ServerSide:
     """The model's config.json, for the forecast; may be empty."""
     options: ArmOptions | None = None
     page_size: int = 1
+    checkpoint_interval: int | None = None
+    """Tokens between two checkpoints of recurrent state; None for a model without one."""
 
 
 @dataclass(frozen=True, slots=True)

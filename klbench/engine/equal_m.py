@@ -6,13 +6,15 @@ Both forwards have one row over the same cached prefix, so neither the row count
 can make them differ; what still does is what decode computes otherwise than an extend (condition 2), or for
 an operator that reads state two kernels that round in their own way. The rows are checked in a trace: the
 operator's inputs and the state that it read must be equal. An extend has one row only where the cache holds
-all tokens but the last: it holds whole pages, and of a recurrent state what stood at a sequence's end.
+all tokens but the last: it holds whole pages, and of a recurrent state what stood at a whole interval or at a
+sequence's end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,20 @@ _CAP_BYTES = 1 << 30
 _FLOOR_BYTES = 1 << 30
 
 
-def row_for(work: Work, finding: Finding, page_size: int) -> int | None:
-    """The first row, from the finding's on, that decode computed behind whole pages; None without one."""
+def row_for(work: Work, finding: Finding, page_size: int, interval: int | None = None) -> int | None:
+    """The first row, from the finding's on, that decode computed behind whole pages; None without one.
+
+    Where recurrent state is kept each `interval` tokens, one behind a whole interval, too, if there is any:
+    elsewhere the state is cached only if a sequence ended there.
+    """
     prompt = int(work.measured.prompt_len[work.request])
     last = prompt + int(work.measured.output_len[work.request]) - 2
     first = max(finding.first_position, prompt)
-    row = -(-first // page_size) * page_size
-    return row if row <= last else None
+    for size in (math.lcm(page_size, interval or 1), page_size):
+        row = -(-first // size) * size
+        if row <= last:
+            return row
+    return None
 
 
 async def try_equal_m(side: ServerSide, work: Work, finding: Finding, *, folder: Path) -> Evidence:
@@ -55,8 +64,12 @@ async def try_equal_m(side: ServerSide, work: Work, finding: Finding, *, folder:
 
     Where it cannot be made, the evidence says so. Flushes the server's cache.
     """
-    row = row_for(work, finding, side.page_size)
+    row = row_for(work, finding, side.page_size, side.checkpoint_interval)
     if row is None:
+        if side.page_size == 1:
+            return _not_possible(
+                "decode computed no row from the finding's on; more generated tokens allow it"
+            )
         return _not_possible(
             f"no generated row stands behind whole pages of {side.page_size} tokens; --page-size 1 allows it "
             "at every row, more generated tokens at some"
@@ -67,8 +80,7 @@ async def try_equal_m(side: ServerSide, work: Work, finding: Finding, *, folder:
         if cached != row:
             return _not_possible(
                 f"{cached} of the {row} tokens before row {row} came from the cache, so the extend had "
-                f"{counted(row + 1 - cached, 'row')} (page size {side.page_size}; --page-size 1 allows it "
-                "likeliest)"
+                f"{counted(row + 1 - cached, 'row')} ({_what_is_kept(side)})"
             )
         trace = await asyncio.to_thread(read_trace, folder)
         return _read(trace, work.request, finding, row)
@@ -76,6 +88,16 @@ async def try_equal_m(side: ServerSide, work: Work, finding: Finding, *, folder:
         return _not_possible(": ".join(part for part in (error.what, error.why) if part))
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, True)
+
+
+def _what_is_kept(side: ServerSide) -> str:
+    """Why the cache may not hold all tokens before a row, and what would help."""
+    kept = f"page size {side.page_size}"
+    if side.checkpoint_interval:
+        kept += (
+            f", recurrent state each {counted(side.checkpoint_interval, 'token')} or where a sequence ended"
+        )
+    return kept if side.page_size == 1 else f"{kept}; --page-size 1 allows it likeliest"
 
 
 async def _both(side: ServerSide, work: Work, row: int, folder: Path) -> int:

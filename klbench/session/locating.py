@@ -168,6 +168,7 @@ def server_side(server: Server, ids: RequestIds, dumps: DumpReaders | None = Non
         model_config=read_model_config(server.facts.model, server.paths) or {},
         options=server.arm_options(),
         page_size=server.facts.page_size or 1,
+        checkpoint_interval=server.facts.checkpoint_interval,
     )
 
 
