@@ -85,12 +85,12 @@ async def recompute_delta_rules(
 
 
 def _operator(trace: Trace, finding: Finding) -> int | None:
-    """The operator's number in the dumper's trace, where its state may be to blame."""
+    """The operator's number in the dumper's trace, where it or its state may be to blame."""
     if not may_be_recomputed(finding):
         return None
     for number, operator in enumerate(trace.operators):
         if (operator.module, operator.call) == (finding.module, finding.call):
-            return number if operator.state == "ssm" else None
+            return number
     return None
 
 

@@ -36,7 +36,7 @@ Choose = Callable[[set[str]], Iterable[tuple[str, str]]]
 def rows_behind(finding: Finding) -> int:
     """How many rows behind its first one the judgement wants: one alone cannot tell rounding from a key."""
     if state_unseen(finding) and may_be_recomputed(finding):
-        return _BEHIND_UNSEEN
+        return max(_BEHIND, min(finding.count - 1, _BEHIND_UNSEEN))
     return _BEHIND if reads_state(finding) else 0
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from klbench.core.alignment import align  # noqa: E402
 from klbench.core.comparison import Pairs  # noqa: E402
-from klbench.core.findings import Finding, Localisation  # noqa: E402
+from klbench.core.findings import Evidence, Finding, Localisation  # noqa: E402
 from klbench.core.localisation import localise  # noqa: E402
 from klbench.core.recomputed import verdict  # noqa: E402
 from klbench.core.trace import Trace  # noqa: E402
@@ -108,7 +108,6 @@ class Dumped:
         """The first finding, after it was recomputed."""
         trace, found, pairs = self.located()
         assert (found.findings[0].module, found.findings[0].first_position) == (MODULE, PROMPT)
-        assert rows_behind(found.findings[0]) == 63
         after = asyncio.run(recompute_delta_rules(Reader(), self.folder, trace, found, pairs))  # type: ignore[arg-type]
         return after.findings[0]
 
@@ -140,6 +139,15 @@ def test_a_stale_state_leaves_the_restore_the_write_and_the_function(tmp_path: P
     found = Dumped(tmp_path, stale).recomputed()
     assert (found.kinds, found.grade) == (("state_restore", "state_write", "operator"), "probable")
     assert (verdict(found), found.evidence[-1].values["side"]) == ("other_function", "generation")
+
+
+def test_more_of_the_generation_is_repeated_where_nobody_saw_the_state(tmp_path: Path) -> None:
+    _, found, _ = Dumped(tmp_path, right).located()
+    for count, behind in ((1, 7), (30, 29), (500, 63)):
+        assert rows_behind(dataclasses.replace(found.findings[0], count=count)) == behind
+    seen = Evidence("state_equal", "The state is equal.", {})
+    assert rows_behind(dataclasses.replace(found.findings[0], count=500, evidence=(seen,))) == 7
+    assert rows_behind(dataclasses.replace(found.findings[0], count=500, evidence=())) == 0
 
 
 def test_only_rows_with_equal_inputs_are_judged(tmp_path: Path) -> None:
@@ -188,6 +196,13 @@ def damaged(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> Pa
     ("about", "tensors"),
     [
         ({"num_k_heads": 3}, {}),
+        # Heads of values that are no multiple of those of keys, and a state that is larger than any.
+        ({"num_q_heads": 3, "num_k_heads": 3}, {"conv_weights": (320, 4)}),
+        (
+            dict.fromkeys(("num_q_heads", "num_k_heads", "num_v_heads"), 1)
+            | {f"head_{name}_dim": 4096 for name in "qkv"},
+            {"conv_weights": (3 * 4096, 1), "A_log": (1,), "dt_bias": (1,)},
+        ),
         ({"num_v_heads": 0}, {}),
         ({"num_q_heads": 1}, {}),
         ({"head_v_dim": 1 << 30}, {}),
