@@ -193,5 +193,5 @@ def _assembled(
         return None
     if not decode.shape == scoring.shape == (equal, rule.values, rule.d_v):
         return None
-    mantissa = mantissa_bits(rows["0/b/out"][0])
+    mantissa = min(mantissa_bits(rows[name][0]) for name in ("0/b/out", "0/b/mixed_qkv"))
     return DeltaRows(positions[:equal], mixed, a[:, 0], b[:, 0], decode, scoring, mantissa)

@@ -159,6 +159,18 @@ def test_two_rows_are_not_enough(count: int, verdict: str) -> None:
     assert judge_delta_rule(rows, little.rule).verdict == verdict
 
 
+def test_of_float32_no_more_is_asked_than_tensor_cores_take() -> None:
+    little = LittleDeltaRule(12)
+    nothing = np.zeros((len(little), 4, 32))
+    rows = dataclasses.replace(little.rows(nothing, nothing, PROMPT), mantissa=23)
+    exact = recurrence(rows, little.rule)
+    noise = np.random.Generator(np.random.PCG64(1)).uniform(-1, 1, exact.shape)
+    arms = {"decode_out": exact, "scoring_out": exact * (1 + 2.0**-11 * noise)}
+    assert judge_delta_rule(dataclasses.replace(rows, **arms), little.rule).verdict == "rounding"
+    # In bfloat16 it would be less than one.
+    assert judge_delta_rule(dataclasses.replace(rows, **arms, mantissa=7), little.rule).scoring_u < 0.2
+
+
 def test_numbers_that_are_none_and_inputs_that_are_nothing_conclude_nothing_false() -> None:
     little = LittleDeltaRule(11)
     rows = rows_of(little, decoded(little))

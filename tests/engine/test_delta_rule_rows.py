@@ -46,12 +46,18 @@ class Dumped:
     rows of others. `other` changes mixed_qkv of decode from that row on."""
 
     def __init__(
-        self, folder: Path, decode: Any, *, names: tuple[str, ...] = NAMES, other: int | None = None
+        self,
+        folder: Path,
+        decode: Any,
+        *,
+        names: tuple[str, ...] = NAMES,
+        other: int | None = None,
+        out: Any = torch.bfloat16,
     ) -> None:
         self.folder = folder / "dumps"
         self.folder.mkdir()
         self.little = LittleDeltaRule(21, ROWS)
-        self.names, self.other = names, other
+        self.names, self.other, self.out = names, other, out
         modules = {MODULE: {"class": "RadixLinearAttention", "state": "ssm", "window": None}}
         (self.folder / "modules-0.json").write_text(json.dumps(modules))
         scoring, _ = self.little.scan(ROWS)
@@ -94,7 +100,7 @@ class Dumped:
         tensors += [
             (f"non_intrusive__{MODULE}.inputs.{name}", _behind(before, x)) for name, x in given.items()
         ]
-        tensors.append((f"non_intrusive__{MODULE}.output", _behind(before, out[rows])[None]))
+        tensors.append((f"non_intrusive__{MODULE}.output", _behind(before, out[rows])[None].to(self.out)))
         self._dumps.forward(number, mode, requests, tensors)
 
     def located(self) -> tuple[Trace, Localisation, dict[int, Pairs]]:
@@ -133,6 +139,10 @@ def test_two_ways_to_round_leave_the_operator_alone(names: tuple[str, ...], tmp_
     fact = found.evidence[-1]
     assert fact.code == "delta_rule_reference"
     assert fact.values["rows"] == ROWS - 1 - PROMPT
+
+
+def test_outputs_in_float32_are_no_more_exact_than_their_inputs(tmp_path: Path) -> None:
+    assert verdict(Dumped(tmp_path, right, out=torch.float32).recomputed()) == "rounding"
 
 
 def test_a_stale_state_leaves_the_restore_the_write_and_the_function(tmp_path: Path) -> None:

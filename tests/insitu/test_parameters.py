@@ -1,6 +1,7 @@
 """The parameters of gated delta rules beside the dumps: of no other module, and only if they are small."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ def test_what_is_not_small_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "parameters-0.safetensors"
     assert write_parameters(torch.nn.ModuleList([Mixer() for _ in range(3)]), None, path) == 2
     assert list(written(path)[1]) == ["0.attn", "1.attn"]
+
+
+def test_sglangs_own_module_is_known_by_these_attributes() -> None:
+    """A renamed one would be left out without a word."""
+    found = find_spec("sglang")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("sglang is not installed")
+    file = Path(found.submodule_search_locations[0]) / "srt" / "layers" / "radix_linear_attention.py"
+    source = file.read_text(encoding="utf-8")
+    for name in (*SIZES, "conv_weights", "bias", "activation", "A_log", "dt_bias", "lower_bound"):
+        assert f"self.{name} = " in source
 
 
 @pytest.mark.parametrize("backend", ["dumper", "digest"])
