@@ -9,7 +9,7 @@ A finding that is `probable` becomes `confirmed` only when all of this holds:
 - a stateless operator, called again alone on its own rows, gives other bits with the row count of one arm
   than with that of the other; or the equal-M arm gives other bits with one row in both, unless it is given a
   cache, whose content was not compared. One that reads state cannot be called again like that: its equal
-  state stands for it.
+  state stands for it, or where nobody saw the state what was recomputed (recomputed.py).
 
 Nothing is ever raised from `unknown`, and a latent finding is left as it is.
 """

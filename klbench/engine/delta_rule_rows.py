@@ -47,6 +47,10 @@ _MOST_NUMBERS = 1 << 28
 """Of all rows of mixed_qkv; in float32 they are 1 GiB."""
 _MOST_STATE = 1 << 23
 """Numbers of one layer's state."""
+_MOST_WORK = 1 << 34
+"""Rows times numbers of the state: over a minute."""
+_MOST_WIDTH = 64
+"""Of a convolution; sglang has none that is wider."""
 _INPUTS = ("mixed_qkv", "a", "b")
 _DTYPES = {tag: dtype for dtype, (tag, _) in TAGS.items()}
 
@@ -115,7 +119,7 @@ def read_delta_rule(path: Path, module: str) -> DeltaRule | None:
     channels = 2 * keys * d_k + values * d_v
     if values % keys or values * d_k * d_v > _MOST_STATE or about.activation not in (None, "silu", "swish"):
         return None
-    if conv is None or conv.ndim != 2 or len(conv) != channels or not conv.shape[1]:
+    if conv is None or conv.ndim != 2 or len(conv) != channels or not 0 < conv.shape[1] <= _MOST_WIDTH:
         return None
     if a_log is None or dt_bias is None or not a_log.shape == dt_bias.shape == (values,):
         return None
@@ -143,7 +147,7 @@ async def _judged(
 ) -> Judgement | None:
     nodes = rows_from(pairs, node_of(pairs, finding), _ROWS)
     scoring = scoring_rows(trace, pairs, int(pairs.position[nodes].max(initial=-1)))
-    most = min(MOST_ROWS, _MOST_NUMBERS // len(rule.conv))
+    most = min(MOST_ROWS, _MOST_NUMBERS // len(rule.conv), _MOST_WORK // (rule.values * rule.d_k * rule.d_v))
     if not len(nodes) or not 0 < len(scoring) <= most:
         return None
     asking = Asking(trace, pairs, operator)

@@ -173,6 +173,20 @@ def test_without_parameters_nothing_is_judged(tmp_path: Path) -> None:
     assert found.kinds == ("operator", "state_restore", "state_write", "not_observed")
 
 
+@pytest.mark.parametrize("limit", ["MOST_ROWS", "_MOST_NUMBERS", "_MOST_WORK"])
+def test_what_would_take_too_long_is_not_judged(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped = Dumped(tmp_path, right)
+    # 101 rows of 256 channels, and as many of a state of 4 x 32 x 32 numbers.
+    each = {"MOST_ROWS": 1, "_MOST_NUMBERS": 256, "_MOST_WORK": 4096}[limit]
+    for rows, said in ((100, None), (101, "rounding")):
+        monkeypatch.setattr(f"klbench.engine.delta_rule_rows.{limit}", rows * each)
+        trace, found, pairs = dumped.located()
+        after = asyncio.run(recompute_delta_rules(Reader(), dumped.folder, trace, found, pairs))  # type: ignore[arg-type]
+        assert verdict(after.findings[0]) == said
+
+
 def test_it_is_not_taken_for_an_attention(tmp_path: Path) -> None:
     class Refusing:
         async def fetch_rows(self, *_: Any) -> None:
@@ -219,6 +233,7 @@ def damaged(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> Pa
         ({"activation": "gelu"}, {}),
         ({}, {"conv_weights": (5, 4)}),
         ({}, {"conv_weights": (256,)}),
+        ({}, {"conv_weights": (256, 65)}),
         ({}, {"A_log": (5,)}),
         ({}, {"dt_bias": (128,)}),
         ({}, {"bias": (3,)}),
