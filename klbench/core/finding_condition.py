@@ -144,6 +144,23 @@ def only_rows_are_left(finding: Mapping[str, Any]) -> bool:
     return kinds == ["operator"] and missing == ["replay"] and rows_do_not_matter(finding)
 
 
+def is_wrong_copy(finding: Mapping[str, Any]) -> bool:
+    """Whether the capture saw, together with the divergence, state that is not what it was copied from: K/V
+    rows that differ though what they were written from does not, or state that was read and never written.
+
+    No arithmetic lies between, so no batch makes it: that it was another batch than the measured one, or that
+    other bits came this time, is no doubt about its condition. The state of a recurrence is computed when it
+    is written, and only its restore is a copy.
+    """
+    kinds = list(finding.get("kinds") or [finding.get("kind")])
+    if kinds not in (["state_write"], ["state_restore"]) or _values(finding, "symptom_gone") is not None:
+        return False
+    values = _values(finding, kinds[0])
+    if values is None:
+        return False
+    return kinds == ["state_restore"] or set(values.get("arguments") or ("?",)) <= {"k", "v"}
+
+
 def does_not_repeat(finding: Mapping[str, Any]) -> str | None:
     """How a repeat in equal batches gave something else, or None."""
     if _values(finding, "other_batch") is not None:

@@ -1,8 +1,9 @@
 """What findings and experiments settle: they may confirm what a run alone only suspects.
 
 A finding of `klbench locate` confirms a condition only if it is confirmed itself and its evidence admits no
-other (finding_condition.py); an experiment confirms one where its outcome has one meaning. What contradicts a
-hypothesis stands against it.
+other (finding_condition.py); one of grade `unknown` names none, unless it is a copy that went wrong. An
+experiment confirms a condition where its outcome has one meaning. What contradicts a hypothesis stands
+against it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from klbench.core.finding_condition import (
     does_not_repeat,
     is_beside_the_state,
     is_rounding,
+    is_wrong_copy,
     only_rows_are_left,
     rows_do_not_matter,
 )
@@ -53,12 +55,18 @@ def _after_finding(hypotheses: list[Hypothesis], finding: Mapping[str, Any]) -> 
     grade = str(finding.get("grade") or "unknown")
     if grade == "confirmed" and not certain:
         grade = "probable"
+    unsteady = does_not_repeat(finding)
+    retracted = any(h.code == "retraction" for h in hypotheses)
+    if grade == "unknown" and is_wrong_copy(finding) and (unsteady is None or retracted):
+        # What does not repeat itself may be a race; but given-back slots hold something else each time.
+        grade = "probable"
+        why += "; a copy does no arithmetic, so it is no rounding in whichever batch"
     fact = Fact(
         "finding",
         f"located ({finding.get('grade')}): {why}",
         {"module": finding.get("module"), "kinds": list(finding.get("kinds") or ()), "grade": grade},
     )
-    if (unsteady := does_not_repeat(finding)) is not None:
+    if unsteady is not None:
         moved = Fact("does_not_repeat", unsteady)
         hypotheses = _after_other_bits(hypotheses, moved, "probable")
     if rows_do_not_matter(finding):

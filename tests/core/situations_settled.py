@@ -45,6 +45,9 @@ BY_ROWS = [fact("row_counts", outcome="changes", changed_M=[64])]
 ONE_ROW_OTHERWISE = [*ALONE_INVARIANT, fact("equal_m", outcome="differs", stateful=False)]
 ROWS_LEFT = [*ALONE_INVARIANT, fact("not_confirmed", missing=["replay"])]
 ULPS_IN_BLOCKS, FEW_ULPS = ulps(True, "block"), ulps(False, "scattered")
+ATTENTION, OTHER_BATCH = "model.layers.1.self_attn.attn", fact("other_batch", forwards=23, same=11)
+WROTE_K = fact("state_write", arguments=["k"])
+OTHER_BITS = fact("capture_changed_logprobs", count=6)
 RESIDUE_3 = where(lambda r: r.hit and r.cached % 8 == 3, from_offset(0, 0.02))
 
 SETTLED = [
@@ -153,6 +156,38 @@ SETTLED = [
         "located in a restored state, confirmed",
         RUN.three(clean, RESIDUE_3), "found", {TWO}, "confirmed", "wrong_restore", [],
         findings=[finding("state_restore", "model.layers.1.self_attn.attn")],
+    ),
+    Situation(
+        "K/V written wrongly from equal inputs, captured in another batch: a copy rounds in none",
+        RUN.three(GROSS), "found", {TWO}, "probable", None, [],
+        findings=[finding("state_write", ATTENTION, "unknown", evidence=[WROTE_K, OTHER_BITS, OTHER_BATCH])],
+    ),
+    Situation(
+        "a restore that is not what was written, captured in another batch",
+        RUN.three(clean, GROSS), "found", {TWO}, "probable", "wrong_restore", [],
+        findings=[
+            finding("state_restore", ATTENTION, "unknown", evidence=[fact("state_restore"), OTHER_BATCH])
+        ],
+    ),
+    Situation(
+        "K/V written wrongly with other bits in equal batches: state or a race",
+        RUN.three(GROSS), "found", {RACE}, "probable", "race", [],
+        findings=[finding("state_write", ATTENTION, "unknown", evidence=[WROTE_K, OTHER_BITS])],
+    ),
+    Situation(
+        "a recurrent state, computed when it is written, captured in another batch: no more than before",
+        RUN.three(GROSS), "found", {ONE, TWO}, "unknown", None, [],
+        findings=[
+            finding(
+                "state_write", RECURRENCE, "unknown",
+                evidence=[fact("state_write", arguments=["temporal"]), OTHER_BATCH],
+            )
+        ],
+    ),
+    Situation(
+        "K/V written wrongly in a capture that did not diverge: no more than before",
+        RUN.three(GROSS), "found", {ONE, TWO}, "unknown", None, [],
+        findings=[finding("state_write", ATTENTION, "unknown", evidence=[WROTE_K, fact("symptom_gone")])],
     ),
     Situation(
         "located in attention with both kinds left: no more than before",

@@ -9,6 +9,7 @@ from klbench.core.finding_condition import (
     does_not_repeat,
     is_beside_the_state,
     is_rounding,
+    is_wrong_copy,
     only_rows_are_left,
     rows_do_not_matter,
 )
@@ -223,3 +224,28 @@ def test_evidence_of_another_version_is_read_with_care() -> None:
     odd["evidence"] += ["a sentence", {"code": "ulps"}, {"code": "not_confirmed", "values": {"missing": 3}}]
     assert condition_of_finding(odd)[0] is None
     assert condition_of_finding({"kind": "operator"})[0] is None
+
+
+WROTE_K, RESTORED = fact("state_write", arguments=["k"]), fact("state_restore", arguments=["temporal"])
+
+
+@pytest.mark.parametrize(
+    ("found", "copied"),
+    [
+        (finding("state_write", ATTENTION, WROTE_K), True),
+        (finding("state_write", ATTENTION, fact("state_write", arguments=["k", "v"])), True),
+        (finding("state_restore", RECURRENCE, RESTORED), True),
+        (finding("state_write", ATTENTION, WROTE_K, fact("other_batch")), True),
+        (finding("state_write", ATTENTION, WROTE_K, fact("symptom_gone")), False),
+        # A recurrence computes the state that it writes.
+        (finding("state_write", RECURRENCE, fact("state_write", arguments=["temporal"])), False),
+        (finding("state_write", ATTENTION, fact("state_write", arguments=[])), False),
+        (finding("state_write", ATTENTION), False),
+        (finding("state_write", ATTENTION, WROTE_K, kinds=["state_write", "operator"]), False),
+        (finding("state_write", ATTENTION, WROTE_K, kinds=["state_write", "not_observed"]), False),
+        (finding("operator", ATTENTION, fact("state_equal")), False),
+        (finding("gap", f"{ATTENTION} -> {O_PROJ}"), False),
+    ],
+)
+def test_a_copy_is_state_alone_and_seen_on_both_sides(found: dict[str, Any], copied: bool) -> None:
+    assert is_wrong_copy(found) == copied

@@ -78,6 +78,27 @@ def test_slots_of_earlier_owners_move_like_a_race_and_are_not_called_one(
     assert ("race" in found["conditions"]) == bool(findings or experiments)
 
 
+COPY = {"code": "state_write", "text": "", "values": {"arguments": ["k"]}}
+OTHER_BATCH = {"code": "other_batch", "text": "", "values": {"forwards": 23, "same": 11}}
+NOT_REPEATED = {"code": "not_repeated", "text": "", "values": {}}
+
+
+@pytest.mark.parametrize("experiments", [[], [MOVED]])
+@pytest.mark.parametrize("doubts", [[OTHER_BATCH], [], [NOT_REPEATED]])
+def test_a_copy_that_went_wrong_is_another_function_whatever_its_batch_and_its_bits(
+    doubts: list[Any], experiments: list[Any]
+) -> None:
+    copied = UNSTEADY | {"evidence": [COPY, *UNSTEADY["evidence"], *doubts]}
+    found = verdict([3, 7, 9], findings=[copied], experiments=experiments)
+    assert (found["conditions"], found["grade"]) == (["different_function"], "probable")
+    assert found["hypotheses"][0]["code"] == "retraction"
+    said = next(item["text"] for item in found["evidence"] if item["code"] == "finding")
+    assert said.startswith("located (unknown): ")
+    assert said.endswith("a copy does no arithmetic, so it is no rounding in whichever batch")
+    # What a race leaves in a slot would look alike: it stays a hypothesis.
+    assert "race" in [hypothesis["code"] for hypothesis in found["hypotheses"]]
+
+
 def test_what_moves_without_a_retraction_is_a_race() -> None:
     found = verdict([], experiments=[MOVED])
     assert (found["conditions"], found["grade"]) == (["race"], "confirmed")
