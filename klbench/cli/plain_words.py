@@ -98,6 +98,8 @@ def tokens(measured: Measurement, number: int, most: int) -> list[str]:
             f"{logprob(float(c.prefill_nats[at])).strip()}, difference "
             f"{delta(float(measured.delta_nats[at])).strip()}"
         )
+    if c.lost[number]:
+        lines.append("offset 0 was not compared: the server lost its logprob")
     left = len(offsets) - min(most, len(offsets))
     return [*lines, f"{counted(left, 'more token differs', 'more tokens differ')}"] if left else lines
 

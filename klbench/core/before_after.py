@@ -4,7 +4,8 @@
     change.fixed, change.introduced          tokens that diverged before and no more, and the other way round
 
 Tokens are compared while both generated the same ones: behind the first other token the two texts have
-nothing in common. What was not compared is counted, never taken for unchanged.
+nothing in common. What was not compared is counted, never taken for unchanged; a token whose logprob either
+run lost is not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from klbench.core.columns import HelperColumns
+from klbench.core.columns import HelperColumns, compared_in_both
 from klbench.core.kl import divergent
 
 
@@ -78,6 +79,7 @@ def compare_columns(before: HelperColumns, after: HelperColumns) -> HelperChange
     numbers of requests."""
     if before.helper != after.helper or before.requests != after.requests:
         raise ValueError("not the same helper with the same number of requests")
+    before, after = compared_in_both(before, after)
     dirty = divergent(before), divergent(after)
     changes: list[RequestChange] = []
     other_prompts = dropped = compared_requests = tokens = 0
@@ -128,13 +130,15 @@ def _request(
     common = count if same.all() else int(np.argmin(same))
     parted_at = common if common < longest else None
     was, now = dirty[0][one][:common], dirty[1][two][:common]
-    decode = _changed(before.decode_nats[one][:common], after.decode_nats[two][:common])
-    prefill = _changed(before.prefill_nats[one][:common], after.prefill_nats[two][:common])
+    kept = before.compared[one][:common]
+    decode = _changed(before.decode_nats[one][:common], after.decode_nats[two][:common], kept)
+    prefill = _changed(before.prefill_nats[one][:common], after.prefill_nats[two][:common], kept)
     either = decode[0] | prefill[0]
+    compared = int(np.count_nonzero(kept))
     change = RequestChange(
         index=index,
-        compared=common,
-        not_compared=longest - common,
+        compared=compared,
+        not_compared=longest - compared,
         fixed=int(np.count_nonzero(was & ~now)),
         introduced=int(np.count_nonzero(now & ~was)),
         remaining=int(np.count_nonzero(was & now)),
@@ -147,10 +151,10 @@ def _request(
 
 
 def _changed(
-    one: npt.NDArray[np.float32], two: npt.NDArray[np.float32]
+    one: npt.NDArray[np.float32], two: npt.NDArray[np.float32], kept: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.bool_], float]:
-    """Which values have other bits, and the largest finite difference in nats."""
-    changed: npt.NDArray[np.bool_] = one.view(np.uint32) != two.view(np.uint32)
-    finite = np.isfinite(one) & np.isfinite(two)
+    """Which of the kept values have other bits, and their largest finite difference in nats."""
+    changed: npt.NDArray[np.bool_] = (one.view(np.uint32) != two.view(np.uint32)) & kept
+    finite = np.isfinite(one) & np.isfinite(two) & kept
     differences = np.abs(one[finite].astype(np.float64) - two[finite].astype(np.float64))
     return changed, float(differences.max(initial=0.0))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from klbench.core.columns import HelperColumns
+from klbench.core.columns import HelperColumns, compared_in_both
 from klbench.core.kl import token_k3
 from klbench.core.model_traits import model_traits
 from klbench.core.thresholds import SGLANG_GATE_NATS
@@ -108,14 +108,15 @@ def noise_floor(passes: Sequence[HelperColumns]) -> NoiseFloor:
 def _shared(base: HelperColumns, other: HelperColumns) -> tuple[tuple[Any, Any], int]:
     """Indices of the tokens that both passes scored in the same context, and the requests cut short."""
     mine, theirs, short = [], [], 0
+    lost = compared_in_both(base, other)[0].lost
     for request in range(min(base.requests, other.requests)):
         a, b = base.tokens_of(request), other.tokens_of(request)
         count = min(a.stop - a.start, b.stop - b.start)
         same = base.token_id[a][:count] == other.token_id[b][:count]
         shared = count if bool(same.all()) else int((~same).argmax())
         short += int(shared < max(a.stop - a.start, b.stop - b.start))
-        mine.append(np.arange(a.start, a.start + shared))
-        theirs.append(np.arange(b.start, b.start + shared))
+        mine.append(np.arange(a.start + lost[request], a.start + shared))
+        theirs.append(np.arange(b.start + lost[request], b.start + shared))
     empty = np.zeros(0, dtype=np.int64)
     return (np.concatenate([empty, *mine]), np.concatenate([empty, *theirs])), short
 

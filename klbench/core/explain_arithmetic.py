@@ -81,7 +81,7 @@ def row_count(scene: Scene) -> Hypothesis | None:
                     {"requests": cold.before_decode},
                 )
             )
-        if cold.before_decode == cold.dirty and cold.max_abs_nats <= LOGPROB_ROUNDING_NATS:
+        if cold.all_from_first and cold.max_abs_nats <= LOGPROB_ROUNDING_NATS:
             grade, weight = "unknown", 40.0
             against.append(
                 Fact(

@@ -225,11 +225,12 @@ def chunk_boundary(scene: Scene) -> Hypothesis | None:
 def definition(scene: Scene) -> Hypothesis | None:
     """The two logprobs are not defined, or not computed, alike."""
     cold = scene.cold
-    if not cold.dirty or cold.dirty < cold.requests or cold.before_decode < cold.dirty:
+    if cold.dirty < cold.requests or not cold.all_from_first:
         return None
     everywhere = Fact(
         "every_token",
-        f"every cold request differs from its first generated token on, {cold.contiguous_fraction:.0%} of "
+        f"every cold request differs from its first {'compared' if cold.first_lost else 'generated'} token "
+        f"on, {cold.contiguous_fraction:.0%} of "
         "all tokens, "
         "also where a prefill computes both",
         {"fraction": cold.contiguous_fraction},

@@ -6,7 +6,8 @@ count. (k3 estimates the KL divergence and is not negative but for rounding: Sch
 divergence".)
 
 Invariants: a token whose two logprobs are not the same float32 bits is divergent; NaN and infinities are
-divergent, counted and named, never averaged; what was not compared never looks clean.
+divergent, counted and named, never averaged; what was not compared never looks clean. A token whose decode
+logprob the server lost is not compared: it is in no number.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import numpy.typing as npt
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.core.text import counted
 from klbench.core.thresholds import BIT_EQUAL_NATS, FRACTIONS_PAST, MIN_HIT_FRACTION
+
+_NAMED = 8
+"""So many requests are named in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +59,21 @@ class HelperSummary:
 
 
 def divergent(columns: HelperColumns) -> npt.NDArray[np.bool_]:
-    """[T] whether a token's two logprobs differ in their bits, or one of them is no number."""
+    """[T] whether a token's two logprobs differ in their bits, or one of them is no number. A token that was
+    not compared does not."""
     decode, prefill = columns.decode_nats, columns.prefill_nats
     differs: npt.NDArray[np.bool_] = decode.view(np.uint32) != prefill.view(np.uint32)
     differs |= ~(np.isfinite(decode) & np.isfinite(prefill))
+    differs &= columns.compared
     return differs
+
+
+def not_finite(columns: HelperColumns) -> npt.NDArray[np.bool_]:
+    """[T] whether a token was compared and one of its logprobs is no finite number."""
+    found: npt.NDArray[np.bool_] = columns.compared & ~(
+        np.isfinite(columns.decode_nats) & np.isfinite(columns.prefill_nats)
+    )
+    return found
 
 
 def token_k3(prefill_nats: npt.NDArray[np.float32], decode_nats: npt.NDArray[np.float32]) -> Any:
@@ -70,31 +84,31 @@ def token_k3(prefill_nats: npt.NDArray[np.float32], decode_nats: npt.NDArray[np.
 
 def summarise(columns: HelperColumns) -> HelperSummary:
     """The numbers of one helper."""
-    requests, tokens = columns.requests, len(columns.token_id)
-    dirty = divergent(columns)
-    finite = np.isfinite(columns.decode_nats) & np.isfinite(columns.prefill_nats)
+    requests, tokens = columns.requests, int(columns.tokens_compared.sum())
+    dirty, endless = divergent(columns), not_finite(columns)
+    usable = columns.compared & ~endless
     kl = np.full(requests, np.nan)
     count = np.zeros(requests, dtype=np.int64)
     first = np.full(requests, -1, dtype=np.int64)
     largest = np.zeros(requests)
-    difference = np.zeros(tokens)
-    np.subtract(columns.prefill_nats, columns.decode_nats, out=difference, where=finite, dtype=np.float64)
+    difference = np.zeros(len(columns.token_id))
+    np.subtract(columns.prefill_nats, columns.decode_nats, out=difference, where=usable, dtype=np.float64)
     np.abs(difference, out=difference)
     means = []
     for request in range(requests):
-        part = columns.tokens_of(request)
+        part = columns.compared_of(request)
         if part.start == part.stop:
             continue
         count[request] = np.count_nonzero(dirty[part])
         if count[request]:
-            first[request] = int(dirty[part].argmax())
+            first[request] = int(dirty[columns.tokens_of(request)].argmax())
         largest[request] = difference[part].max()
-        if finite[part].all():
+        if usable[part].all():
             # A fresh array for each request, as kl_test_utils has it: the same calls give the same bits.
             mean = np.mean(token_k3(columns.prefill_nats[part], columns.decode_nats[part]))
             kl[request] = mean
             means.append(mean)
-    nan_count = int(np.count_nonzero(~finite))
+    nan_count = int(np.count_nonzero(endless))
     owner = np.repeat(np.arange(requests), np.diff(columns.start))
     return HelperSummary(
         helper=columns.helper,
@@ -104,13 +118,13 @@ def summarise(columns: HelperColumns) -> HelperSummary:
         max_abs_dlogprob=largest,
         hit=columns.cached_generation > 0,
         dropped=columns.dropped.copy(),
-        nan_requests=np.unique(owner[~finite]),
+        nan_requests=np.unique(owner[endless]),
         nan_count=nan_count,
         tokens=tokens,
         avg_kl_nats=float(sum(means) / len(means)) if means and not nan_count else None,
         bit_equal_fraction=1.0 - float(np.count_nonzero(dirty)) / tokens if tokens else None,
         fraction_past={
-            name: float(np.count_nonzero((difference > nats) | ~finite)) / tokens if tokens else 0.0
+            name: float(np.count_nonzero((difference > nats) | endless)) / tokens if tokens else 0.0
             for name, nats in FRACTIONS_PAST
         },
     )
@@ -136,6 +150,7 @@ def helper_result(
             )
     compared = summary.tokens > 0
     hits = _hits(columns, summary)
+    lost = {"lost": np.flatnonzero(columns.lost).tolist()} if columns.lost.any() else {}
     return {
         "status": status,
         "reason": "; ".join(reasons) or None,
@@ -151,6 +166,7 @@ def helper_result(
         "fraction_past": dict(summary.fraction_past) if compared else None,
         "nan_count": summary.nan_count,
         "requests_detail": [_detail(columns, summary, request) for request in range(summary.requests)],
+        **lost,
     }
 
 
@@ -189,14 +205,14 @@ def _status(
     reasons = []
     if summary.nan_count:
         request = int(summary.nan_requests[0])
-        part = columns.tokens_of(request)
-        finite = np.isfinite(columns.decode_nats[part]) & np.isfinite(columns.prefill_nats[part])
-        offset = int((~finite).argmax())
+        offset = int(not_finite(columns)[columns.tokens_of(request)].argmax())
         reasons.append(
             f"{counted(summary.nan_count, 'token has', 'tokens have')} a logprob that is no finite number, "
             f"first request {request}, offset {offset}, position "
             f"{int(columns.prompt_len[request]) + offset}; no mean is given"
         )
+    if columns.lost.any():
+        reasons.append(_lost_words(columns))
     if columns.helper != "match" and hits == 0:
         return "not_run", [f"0 of {requests} requests hit the cache: {_no_hit_reason(columns, page_size)}"]
     few = columns.helper != "match" and hits <= MIN_HIT_FRACTION * requests
@@ -210,7 +226,20 @@ def _status(
             f"{hits} of {requests} requests hit the cache, because prompts share a prefix: part of them was "
             "restored, not computed"
         )
+    if not summary.tokens:
+        return "inconclusive", [*reasons, "no token was compared"]
     return ("inconclusive" if few else "clean"), reasons
+
+
+def _lost_words(columns: HelperColumns) -> str:
+    """Which tokens have no decode logprob, and why."""
+    requests = np.flatnonzero(columns.lost)
+    named = ", ".join(map(str, requests[:_NAMED])) + (", ..." if len(requests) > _NAMED else "")
+    of = "request" if len(requests) == 1 else "each of requests"
+    return (
+        f"the first token of {of} {named} was not compared: the server lost its logprob, as sglang 0.5.17 "
+        "does, and 0.5.23 no more, where it retracts a request before its first token"
+    )
 
 
 def _is_past(summary: HelperSummary, threshold_nats: float) -> bool:

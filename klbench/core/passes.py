@@ -1,9 +1,9 @@
 """Two passes of one helper side by side: do their bits agree, and if not, does the divergence move?
 
 Invariants: logprobs are compared per token, as float32 bits, and only up to where both passes generated the
-same tokens; other bits in batches that were not put together alike are never called a difference, and where
-a divergence comes or goes with such batches the outcome says so; the bound on a race says how often it would
-have been missed.
+same tokens, but for a token whose logprob either pass lost; other bits in batches that were not put together
+alike are never called a difference, and where a divergence comes or goes with such batches the outcome says
+so; the bound on a race says how often it would have been missed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from klbench.core.columns import HelperColumns
+from klbench.core.columns import HelperColumns, compared_in_both
 from klbench.core.experiments import (
     CATALOGUE,
     DIFFERS,
@@ -62,6 +62,7 @@ class PassDifference:
 
 def compare_passes(a: HelperColumns, b: HelperColumns) -> PassDifference:
     """Compares the two arms of each request bit for bit. The passes must have the same requests."""
+    a, b = compared_in_both(a, b)
     tokens = decode = prefill = shortened = 0
     first: tuple[int, int] | None = None
     bits = [(part.decode_nats.view(np.uint32), part.prefill_nats.view(np.uint32)) for part in (a, b)]
@@ -73,11 +74,12 @@ def compare_passes(a: HelperColumns, b: HelperColumns) -> PassDifference:
         shared = count if bool(same_ids.all()) else int((~same_ids).argmax())
         lengths_differ = one.stop - one.start != other.stop - other.start
         shortened += int(shared < count or lengths_differ)
-        decode_differs = bits[0][0][one][:shared] != bits[1][0][other][:shared]
+        kept = a.compared[one][:shared]
+        decode_differs = (bits[0][0][one][:shared] != bits[1][0][other][:shared]) & kept
         # A scoring arm scores the tokens of its own pass: later ones do not change earlier scores.
-        prefill_differs = bits[0][1][one][:shared] != bits[1][1][other][:shared]
+        prefill_differs = (bits[0][1][one][:shared] != bits[1][1][other][:shared]) & kept
         either = decode_differs | prefill_differs
-        tokens += shared
+        tokens += int(np.count_nonzero(kept))
         decode += int(np.count_nonzero(decode_differs))
         prefill += int(np.count_nonzero(prefill_differs))
         if first is None and (bool(either.any()) or shared < count):
@@ -158,7 +160,7 @@ def read_toggle(
         said = ", ".join(f"{key} is {value!r}" for key, value in ignored.items())
         return Outcome(name, NO_EFFECT, f"{setting} did not take effect: {said}", values)
     otherwise = "" if composed_equally else ", in batches put together otherwise"
-    before, after = summarise(base), summarise(changed)
+    before, after = map(summarise, compared_in_both(base, changed))
     dirty_before, dirty_after = before.divergent_tokens > 0, after.divergent_tokens > 0
     values |= {"divergent_before": int(dirty_before.sum()), "divergent_after": int(dirty_after.sum())}
     if dirty_before.any() and not dirty_after.any():
@@ -202,7 +204,10 @@ def read_alone(base: HelperColumns, request: int, alone: HelperColumns) -> Outco
     if not np.array_equal(whole.prompt_ids, alone.prompt_ids) or not len(alone.token_id):
         text = f"request {request} alone got another prompt or was dropped, so nothing was compared"
         return Outcome("alone", NOT_COMPARABLE, text, values)
-    after = summarise(alone)
+    before, after = map(summarise, compared_in_both(whole, alone))
+    if summarise(whole).divergent and not before.divergent:
+        text = f"the only token of request {request} that diverges has no logprob alone: the server lost it"
+        return Outcome("alone", NOT_COMPARABLE, text, values)
     values["divergent_tokens"] = after.divergent
     if not after.divergent:
         return Outcome("alone", VANISHED, f"alone request {request} does not diverge", values)
@@ -224,7 +229,7 @@ def read_wide_restore(base: HelperColumns, wide: HelperColumns) -> Outcome:
     Only requests that restored exactly as many tokens as before are judged: a restore may be wrong at some
     lengths alone.
     """
-    before, after = summarise(base), summarise(wide)
+    before, after = map(summarise, compared_in_both(base, wide))
     hits = (wide.cached_generation > 0) & ~wide.dropped & (wide.cached_generation == base.cached_generation)
     rows = (wide.prompt_len - wide.cached_generation)[hits]
     dirty = before.divergent_tokens > 0
@@ -312,6 +317,7 @@ def chosen(columns: HelperColumns, requests: Sequence[int]) -> HelperColumns:
         prefill_nats=columns.prefill_nats[token],
         prompt_start=np.concatenate([[0], np.cumsum([len(part) for part in prompts])]).astype(np.int64),
         prompt_ids=columns.prompt_ids[prompt],
+        lost=columns.lost[index],
     )
 
 

@@ -63,6 +63,7 @@ def profile_of(columns: HelperColumns, axis: Axis, bins: int) -> Profile | None:
     owner = np.repeat(np.arange(columns.requests), counts)
     offset = np.arange(len(columns.token_id)) - np.repeat(columns.start[:-1], counts)
     place, kept = _places(columns, axis, owner, offset)
+    kept = kept & columns.compared
     if not kept.any():
         return None
     place, owner = place[kept], owner[kept]

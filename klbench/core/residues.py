@@ -328,7 +328,7 @@ def place_in_batch(columns: HelperColumns, summary: HelperSummary) -> Place | No
 
 
 def _compared(columns: HelperColumns) -> Flags:
-    result: Flags = ~columns.dropped & (np.diff(columns.start) > 0)
+    result: Flags = ~columns.dropped & (columns.tokens_compared > 0)
     return result
 
 

@@ -75,5 +75,5 @@ def _disagree(columns: HelperColumns, one: int, other: int) -> bool:
         return False
     a, b = slice(a.start, a.start + count), slice(b.start, b.start + count)
     same_tokens = np.array_equal(columns.token_id[a], columns.token_id[b])
-    decode = columns.decode_nats.view(np.uint32)
-    return not (same_tokens and np.array_equal(decode[a], decode[b]))
+    decode, lost = columns.decode_nats.view(np.uint32), int(columns.lost[one] | columns.lost[other])
+    return not (same_tokens and np.array_equal(decode[a][lost:], decode[b][lost:]))

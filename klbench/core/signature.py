@@ -55,6 +55,8 @@ class Requests:
     median_abs: Floats
     """Median |difference| in nats of the request's divergent tokens with finite logprobs; 0 without any."""
     max_abs: Floats
+    lost: Flags
+    """Whether its first token was not compared."""
 
     @property
     def dirty(self) -> Flags:
@@ -98,12 +100,19 @@ class PathReading:
     """The token position at which all divergences begin, or would if the prompt did not reach past it."""
     before_decode: int
     """Divergent requests whose first generated token, computed by a prefill in both arms, already differs."""
+    first_lost: int
+    """Divergent requests whose first generated token was not compared."""
     contiguous_fraction: float
     median_abs_nats: float
     """Median over the divergent requests of the median difference of their divergent tokens."""
     max_abs_nats: float
     extend_rows: tuple[int, int] | None
     """Prompt tokens that the generation arm computed, over all requests of this path."""
+
+    @property
+    def all_from_first(self) -> bool:
+        """Whether each divergent request differs at its first generated token, where that was compared."""
+        return self.before_decode > 0 and self.before_decode + self.first_lost >= self.dirty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +137,7 @@ def read_signature(columns: HelperColumns, summary: HelperSummary, server: Mappi
     """The signature of one helper. `server` is the object of klbench.run/1: its settings are moduli."""
     requests = _requests(columns, summary)
     hit = requests.cached > 0
-    compared = ~columns.dropped & (np.diff(columns.start) > 0)
+    compared = ~columns.dropped & (columns.tokens_compared > 0)
     return Signature(
         helper=columns.helper,
         requests=requests,
@@ -178,6 +187,7 @@ def read_path(requests: Requests) -> PathReading:
         readings=_readings(dirty) if count else None,
         edge=edge,
         before_decode=int(np.count_nonzero(dirty.first_offset == 0)),
+        first_lost=int(np.count_nonzero(dirty.lost)),
         contiguous_fraction=fraction,
         median_abs_nats=float(np.median(dirty.median_abs)) if count else 0.0,
         max_abs_nats=float(dirty.max_abs.max()) if count else 0.0,
@@ -186,7 +196,7 @@ def read_path(requests: Requests) -> PathReading:
 
 
 def _requests(columns: HelperColumns, summary: HelperSummary) -> Requests:
-    compared = np.flatnonzero(~columns.dropped & (np.diff(columns.start) > 0))
+    compared = np.flatnonzero(~columns.dropped & (columns.tokens_compared > 0))
     tokens = divergent(columns)
     with np.errstate(invalid="ignore"):
         difference = np.abs(columns.prefill_nats.astype(np.float64) - columns.decode_nats.astype(np.float64))
@@ -205,11 +215,12 @@ def _requests(columns: HelperColumns, summary: HelperSummary) -> Requests:
         tokens=np.diff(columns.start)[compared],
         median_abs=medians,
         max_abs=summary.max_abs_dlogprob[compared],
+        lost=columns.lost[compared],
     )
 
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
-_NO_REQUESTS = Requests(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, np.zeros(0), np.zeros(0))
+_NO_REQUESTS = Requests(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, np.zeros(0), np.zeros(0), _NONE > 0)
 
 
 def _readings(dirty: Requests) -> Readings:

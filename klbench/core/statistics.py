@@ -5,7 +5,8 @@
 
 k3 is sglang's (kl.py). Requests are the unit that is drawn again for the interval, because the tokens of one
 request are not independent. Invariants: the same columns give the same numbers, bit for bit; tokens whose
-logprob is no finite number are counted, never averaged; nothing compared gives None, never 0.
+logprob is no finite number are counted, never averaged; nothing compared gives None, never 0. A token whose
+logprob was lost is in no number.
 """
 
 from __future__ import annotations
@@ -136,10 +137,10 @@ def statistics(
 
 
 def absolute_difference(columns: HelperColumns) -> Floats:
-    """[T] |prefill - decode| in nats, NaN where one of them is no finite number."""
+    """[T] |prefill - decode| in nats, NaN where one of them is no finite number or was lost."""
     with np.errstate(invalid="ignore"):
         difference = columns.prefill_nats.astype(np.float64) - columns.decode_nats.astype(np.float64)
-    difference[~np.isfinite(difference)] = np.nan
+    difference[~(np.isfinite(difference) & columns.compared)] = np.nan
     return np.abs(difference)
 
 
@@ -176,7 +177,7 @@ def per_offset(columns: HelperColumns) -> PerOffset:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(comparable > 0, total / comparable, np.nan)
     return PerOffset(
-        tokens=np.bincount(offset, minlength=longest).astype(np.int64),
+        tokens=np.bincount(offset[columns.compared], minlength=longest).astype(np.int64),
         divergent=np.bincount(offset[divergent(columns)], minlength=longest).astype(np.int64),
         mean_k3_nats=mean,
         max_abs_nats=largest,
@@ -197,7 +198,7 @@ def histogram(difference: Floats) -> tuple[Bin, ...]:
 
 def sample_warning(columns: HelperColumns) -> str | None:
     """What a measurement smaller than sglang's own must say of itself."""
-    requests = int(np.count_nonzero(np.diff(columns.start)))
+    requests = int(np.count_nonzero(columns.tokens_compared))
     longest = int(columns.output_len.max(initial=0))
     if not requests or (requests >= USUAL_REQUESTS and longest >= USUAL_TOKENS):
         return None

@@ -8,7 +8,7 @@ untrusted: an answer of another shape is a KlbenchError, never an exception of a
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -76,6 +76,26 @@ class Generated:
     dp_rank: int | None
     input_logprobs: Logprobs | None
     output_logprobs: Logprobs | None
+    first_lost: bool = False
+    """The server lost the logprob of the first output token; NaN stands in its place."""
+
+    def with_place_of_lost(self) -> Generated:
+        """The answer as it is, or with a place for the one logprob that its server is known to lose.
+
+        sglang 0.5.17, and 0.5.23 no more, takes a request that it retracts before its first token for one
+        whose first logprob was sent (`logprob_end` in its output streamer): exactly that one never comes.
+        """
+        logprobs = self.output_logprobs
+        if logprobs is None or not self.retractions or not self.output_ids:
+            return self
+        if logprobs.token_id.tolist() != self.output_ids[1:]:
+            return self
+        whole = Logprobs(
+            np.concatenate([[np.nan], logprobs.nats]),
+            np.array(self.output_ids, dtype=np.int64),
+            logprobs.missing,
+        )
+        return replace(self, output_logprobs=whole, first_lost=True)
 
 
 def _logprobs(entries: list[Entry] | None) -> Logprobs | None:

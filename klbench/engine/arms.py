@@ -6,7 +6,8 @@
 
 One POST per arm with the whole list, because other batches can have other bits. A request that missed the
 cache in a hit helper is dropped (kept as a row without tokens). Whatever the server answered is checked
-before it is believed: lengths, token ids, None only at index 0, cached tokens, finish reasons.
+before it is believed: lengths, token ids, None only at index 0, cached tokens, finish reasons. Of the warming
+arm only the tokens are used, so only they are checked.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,27 +75,6 @@ class NotRepeatedError(UndecidedError):
     """The server generated other tokens than in the run that is repeated."""
 
 
-class LostLogprobsError(UndecidedError):
-    """A retracted request came back with fewer logprobs than tokens, which its server does at times."""
-
-
-_TRIES = 5
-Result = TypeVar("Result")
-
-
-async def despite_lost_logprobs(
-    work: Callable[[], Awaitable[Result]], say: Callable[[LostLogprobsError], object] | None = None
-) -> Result:
-    """`work`, which begins with an empty cache, again where logprobs were lost, `say` told each time."""
-    for _ in range(_TRIES - 1):
-        try:
-            return await work()
-        except LostLogprobsError as error:
-            if say is not None:
-                say(error)
-    return await work()
-
-
 class _Silent:
     """Hears nothing."""
 
@@ -140,9 +120,9 @@ async def run_arms(
     arms = _Arms(client, rids or _own_rids(), observe or _Silent(), options)
     new_tokens = max_new_tokens if generation_tokens is None else min(generation_tokens, max_new_tokens)
     if earlier is not None:
-        turn, generated = [list(prompt) for prompt in earlier.prompts], list(earlier.answers)
-        for index, answer in enumerate(generated):
-            _check_generated(index, answer, new_tokens)
+        turn, answers = [list(prompt) for prompt in earlier.prompts], list(earlier.answers)
+        for index, answer in enumerate(answers):
+            _check_output(index, answer, new_tokens)
     else:
         await arms.flush()
         turn = [list(prompt) for prompt in prompts]
@@ -153,9 +133,10 @@ async def run_arms(
             turn = await arms.second_turn(turn, first, measured)
         if widen is not None:
             turn = [widen.wider(prompt, index) for index, prompt in enumerate(turn)]
-        generated = await arms.generate("generation", turn, new_tokens)
-        if keep is not None:
-            keep(GenerationArm(turn, generated))
+        answers = await arms.generate("generation", turn, new_tokens)
+    generated = [_with_logprobs(index, answer) for index, answer in enumerate(answers)]
+    if keep is not None and earlier is None:
+        keep(GenerationArm(turn, generated))
     cached = [_cached_tokens(answer, len(prompt)) for answer, prompt in zip(generated, turn, strict=True)]
     if measured is not None:
         dropped = [bool(flag) for flag in measured.dropped]
@@ -198,7 +179,7 @@ class _Arms:
             arm, dict(enumerate(prompts)), new_tokens, return_logprob=True, logprob_start_len=-1
         )
         for index, answer in answers.items():
-            _check_generated(index, answer, new_tokens)
+            _check_output(index, answer, new_tokens)
         return list(answers.values())
 
     async def score(self, sequences: dict[int, list[int]]) -> dict[int, Generated]:
@@ -308,11 +289,8 @@ def _cached_tokens(answer: Generated, prompt_len: int) -> int:
     return answer.cached_tokens
 
 
-def _check_generated(index: int, answer: Generated, new_tokens: int) -> None:
-    logprobs = answer.output_logprobs
-    if logprobs is None:
-        raise UndecidedError(f"the server returned no logprobs for the output of request {index}")
-    if not len(logprobs):
+def _check_output(index: int, answer: Generated, new_tokens: int) -> None:
+    if not answer.output_ids:
         raise UndecidedError(
             f"request {index} generated nothing", why=f"it finished with {answer.finish_reason}"
         )
@@ -320,16 +298,20 @@ def _check_generated(index: int, answer: Generated, new_tokens: int) -> None:
         raise UndecidedError(
             f"request {index} generated {len(answer.output_ids)} tokens, {new_tokens} were asked for"
         )
+
+
+def _with_logprobs(index: int, answer: Generated) -> Generated:
+    """The answer with a logprob for each output token, NaN for one that was lost."""
+    answer = answer.with_place_of_lost()
+    logprobs = answer.output_logprobs
+    if logprobs is None:
+        raise UndecidedError(f"the server returned no logprobs for the output of request {index}")
     if answer.output_ids != logprobs.token_id.tolist():
-        what = f"the logprobs of request {index} do not belong to its output"
-        why = f"{len(answer.output_ids)} output tokens, {len(logprobs)} logprobs, or other token ids"
-        if answer.retractions and len(logprobs) < len(answer.output_ids):
-            raise LostLogprobsError(
-                what,
-                why=f"{why}; the server retracted it, for the K/V pool was full, and computed it again",
-                next="use fewer --samples, or a larger pool: --max-total-tokens after --",
-            )
-        raise UndecidedError(what, why=why)
+        raise UndecidedError(
+            f"the logprobs of request {index} do not belong to its output",
+            why=f"{len(answer.output_ids)} output tokens, {len(logprobs)} logprobs, or other token ids",
+        )
+    return answer
 
 
 def _as_reported(sequence: list[int], vocab_size: int | None) -> list[int]:
@@ -410,6 +392,10 @@ def _columns(
         prefill_nats=_as_float32(_joined(prefill)),
         prompt_start=_starts([len(prompt) for prompt in prompts]),
         prompt_ids=np.array([token for prompt in prompts for token in prompt], dtype=np.int32),
+        lost=np.array(
+            [answer.first_lost and not out for answer, out in zip(generated, dropped, strict=True)],
+            dtype=np.bool_,
+        ),
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from klbench.core.alignment import Alignment, align, ranks_of
-from klbench.core.columns import HelperColumns
+from klbench.core.columns import HelperColumns, compared_in_both
 from klbench.core.comparison import Pairs
 from klbench.core.findings import Evidence, Finding, Localisation
 from klbench.core.localisation import localise
@@ -211,9 +211,7 @@ async def capture(
                         keep_in=trace_folder,
                         head_size=head_size(side.model_config),
                     )
-                    found = await _recomputed(
-                        reader, dumps, trace, found, _pairs(alignments), side.model_config
-                    )
+                    found = await _recomputed(reader, dumps, trace, found, alignments, side.model_config)
                 else:
                     found = await _with_numbers(side, work, found, dumps, repeated, trace_folder)
         repetition = _repetition(side, work, captured_pass)
@@ -284,7 +282,7 @@ async def _with_numbers(
                 keep_in=keep_in,
                 head_size=head_size(side.model_config),
             )
-            return await _recomputed(reader, dumps, trace, found, pairs, side.model_config)
+            return await _recomputed(reader, dumps, trace, found, alignments, side.model_config)
     except KlbenchError as error:
         text = "The real rows were not fetched: " + ": ".join(
             part for part in (error.what, error.why) if part
@@ -301,11 +299,12 @@ async def _recomputed(
     dumps: Path,
     trace: Trace,
     found: Localisation,
-    pairs: Mapping[int, Pairs],
+    alignments: Sequence[Alignment],
     model_config: Mapping[str, Any],
 ) -> Localisation:
-    found = await recompute_attention(reader, dumps, trace, found, pairs, model_config)
-    return await recompute_delta_rules(reader, dumps, trace, found, pairs)
+    found = await recompute_attention(reader, dumps, trace, found, _pairs(alignments), model_config)
+    by_rank = {alignment.pairs.rank: alignment for alignment in alignments}
+    return await recompute_delta_rules(reader, dumps, trace, found, by_rank)
 
 
 def _say_nothing(phase: str, done: int, total: int) -> None:
@@ -369,18 +368,19 @@ def _pairs(alignments: Sequence[Alignment]) -> dict[int, Pairs]:
 
 def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:
     """How many logprobs of all requests changed their bits under capture, and how many were compared: those
-    behind equal tokens."""
+    behind equal tokens, but for those that were lost."""
     changed = compared = 0
+    columns, measured = compared_in_both(columns, work.measured)
     for request in range(columns.requests):
-        if not np.array_equal(columns.prompt_of(request), work.measured.prompt_of(request)):
+        if not np.array_equal(columns.prompt_of(request), measured.prompt_of(request)):
             continue
-        now, before = columns.tokens_of(request), work.measured.tokens_of(request)
+        now, before = columns.compared_of(request), measured.compared_of(request)
         count = min(now.stop - now.start, before.stop - before.start)
-        other = columns.token_id[now][:count] != work.measured.token_id[before][:count]
+        other = columns.token_id[now][:count] != measured.token_id[before][:count]
         count = int(other.argmax()) if other.any() else count
         for name in ("decode_nats", "prefill_nats"):
             a = getattr(columns, name)[now][:count].view(np.uint32)
-            b = getattr(work.measured, name)[before][:count].view(np.uint32)
+            b = getattr(measured, name)[before][:count].view(np.uint32)
             changed += int((a != b).sum())
             compared += count
     return changed, compared

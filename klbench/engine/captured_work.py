@@ -98,14 +98,16 @@ def prefix_writers(work: Work) -> frozenset[int]:
 
 
 def first_divergent_offset(columns: HelperColumns, request: int) -> int | None:
-    """The first generated token of the request whose logprobs are not bit-equal, None where all are."""
+    """The first generated token of the request whose logprobs are not bit-equal, None where all that were
+    compared are."""
     different = differs(columns, columns.tokens_of(request))
     return int(np.argmax(different)) if different.any() else None
 
 
 def differs(columns: HelperColumns, tokens: slice) -> Any:
-    """Which tokens' float32 bits differ; a NaN equals only the same NaN."""
-    return columns.decode_nats[tokens].view(np.uint32) != columns.prefill_nats[tokens].view(np.uint32)
+    """Which tokens' float32 bits differ; a NaN equals only the same NaN. None that was not compared."""
+    decode, prefill = columns.decode_nats[tokens], columns.prefill_nats[tokens]
+    return (decode.view(np.uint32) != prefill.view(np.uint32)) & columns.compared[tokens]
 
 
 def generation_tokens(work: Work) -> int:

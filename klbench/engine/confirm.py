@@ -24,7 +24,6 @@ from klbench.core.confirmation import (
     with_replay,
 )
 from klbench.core.findings import Finding
-from klbench.engine.arms import despite_lost_logprobs
 from klbench.engine.capture import Beforehand, Outcome, Progress, capture
 from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.equal_m import try_equal_m
@@ -74,17 +73,15 @@ async def confirm(
     if outcome.symptom_shows and any(may_be_confirmed(finding) for finding in findings):
         say("capturing once more", 0, 1)
         try:
-            again = await despite_lost_logprobs(
-                lambda: capture(
-                    side,
-                    outcome.work,
-                    trace_dir=trace_dir,
-                    backend=outcome.backend,
-                    numbers=False,
-                    observe=observe,
-                    progress=progress,
-                    beforehand=beforehand,
-                )
+            again = await capture(
+                side,
+                outcome.work,
+                trace_dir=trace_dir,
+                backend=outcome.backend,
+                numbers=False,
+                observe=observe,
+                progress=progress,
+                beforehand=beforehand,
             )
             repeat = again.findings
         except KlbenchError as error:

@@ -18,8 +18,9 @@ import numpy as np
 
 from klbench.core.columns import HelperColumns, HelperName
 from klbench.core.passes import EqualRows
-from klbench.engine.arms import Widen, despite_lost_logprobs, run_arms
+from klbench.engine.arms import Widen, run_arms
 from klbench.engine.capture_control import RequestIds
+from klbench.engine.captured_work import differs
 from klbench.engine.compositions import Composition, read_compositions
 from klbench.engine.progress import ArmObserver
 from klbench.engine.server import Server
@@ -65,24 +66,20 @@ class Passes:
     async def helper(
         self, helper: HelperName, prompts: Sequence[Sequence[int]], *, widen: Widen | None = None
     ) -> Pass:
-        """One execution of the helper's arms, repeated where its server loses logprobs."""
-
-        async def run() -> Pass:
-            rids = self._ids.next_pass()
-            number = self._ids.latest_pass
-            columns = await run_arms(
-                self._server.client,
-                helper,
-                prompts,
-                max_new_tokens=self._max_new_tokens,
-                widen=widen,
-                rids=rids,
-                observe=self._observe,
-                options=self._server.arm_options(),
-            )
-            return Pass(columns, self.shapes(number))
-
-        return await despite_lost_logprobs(run)
+        """One execution of the helper's arms."""
+        rids = self._ids.next_pass()
+        number = self._ids.latest_pass
+        columns = await run_arms(
+            self._server.client,
+            helper,
+            prompts,
+            max_new_tokens=self._max_new_tokens,
+            widen=widen,
+            rids=rids,
+            observe=self._observe,
+            options=self._server.arm_options(),
+        )
+        return Pass(columns, self.shapes(number))
 
     def of_measured(self, columns: HelperColumns, number: int) -> Pass:
         """A pass that a run made on this very server."""
@@ -114,13 +111,15 @@ class Passes:
         rids = self._ids.next_pass()
         number = self._ids.latest_pass
         await client.flush()
-        generated = await client.generate(
+        answers = await client.generate(
             prompts,
             max_new_tokens=max(first) + 2,
             return_logprob=True,
             rids=[rids("generation", index) for index in range(len(prompts))],
             routed_dp_rank=options.routed_dp_rank,
         )
+        # What is compared is no first token.
+        generated = [answer.with_place_of_lost() for answer in answers]
         kept = [index for index, answer in enumerate(generated) if len(answer.output_ids) > first[index]]
         cut = [prompts[index] + generated[index].output_ids[: first[index]] for index in kept]
         extended = await client.generate(
@@ -154,10 +153,8 @@ class Passes:
 
 def _first_decode_offset(columns: HelperColumns, request: int) -> int:
     """The first offset at which the request diverges, at least 1: token 0 is no decode's."""
-    part = columns.tokens_of(request)
-    decode, prefill = columns.decode_nats[part].view(np.uint32), columns.prefill_nats[part].view(np.uint32)
-    differs = np.flatnonzero(decode != prefill)
-    return max(1, int(differs[0])) if len(differs) else 1
+    different = np.flatnonzero(differs(columns, columns.tokens_of(request)))
+    return max(1, int(different[0])) if len(different) else 1
 
 
 def _rows(forwards: Sequence[Composition], number: int, arm: str, request: int, row: int) -> int | None:

@@ -32,7 +32,10 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "output_ids": np.int64,
     "nats": np.float64,
     "cached_tokens": np.int64,
+    "first_lost": np.bool_,
 }
+_LATER = ("first_lost",)
+"""What files of older versions do not have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +72,7 @@ def save_arm(file: Path, saved: SavedArm) -> None:
         output_ids=_flat([answer.output_ids for answer in answers]),
         nats=np.concatenate(nats) if nats else np.zeros(0),
         cached_tokens=np.array(cached, dtype=np.int64),
+        first_lost=np.array([answer.first_lost for answer in answers], dtype=np.bool_),
     )
     write_atomically(file, buffer.getvalue())
 
@@ -89,23 +93,26 @@ class _Note(msgspec.Struct):
 
 
 def _load(file: Path) -> SavedArm:
-    arrays = read_arrays(file, ("note", *_ARRAYS))
+    arrays = read_arrays(file, ("note", *(_ARRAYS.keys() - _LATER)), _LATER)
     note = msgspec.json.decode(arrays.pop("note").tobytes(), type=_Note)
     if note.format != FORMAT:
         raise ValueError(f"format {note.format}")
-    for name, dtype in _ARRAYS.items():
-        if arrays[name].ndim != 1 or arrays[name].dtype != dtype:
-            raise ValueError(f"{name} is {arrays[name].dtype} with {arrays[name].ndim} dimensions")
+    for name, found in arrays.items():
+        if found.ndim != 1 or found.dtype != _ARRAYS[name]:
+            raise ValueError(f"{name} is {found.dtype} with {found.ndim} dimensions")
     prompts = _parts(arrays["prompt_ids"], arrays["prompt_start"])
     outputs = _parts(arrays["output_ids"], arrays["output_start"])
     nats = _parts(arrays["nats"], arrays["output_start"])
     cached = arrays["cached_tokens"].tolist()
-    if not len(prompts) == len(outputs) == len(cached) == len(note.finish_reasons):
+    lost = arrays.get("first_lost", np.zeros(len(prompts), dtype=np.bool_)).tolist()
+    if not len(prompts) == len(outputs) == len(cached) == len(lost) == len(note.finish_reasons):
         raise ValueError("its parts speak of different requests")
+    if not all(np.isnan(values[:1]).all() for values, gone in zip(nats, lost, strict=True) if gone):
+        raise ValueError("a logprob that was lost is there")
     answers = [
-        _answer(len(prompt), ids, values, hits, reason)
-        for prompt, ids, values, hits, reason in zip(
-            prompts, outputs, nats, cached, note.finish_reasons, strict=True
+        _answer(len(prompt), ids, values, hits, reason, gone)
+        for prompt, ids, values, hits, reason, gone in zip(
+            prompts, outputs, nats, cached, note.finish_reasons, lost, strict=True
         )
     ]
     arm = GenerationArm([prompt.tolist() for prompt in prompts], answers)
@@ -113,7 +120,12 @@ def _load(file: Path) -> SavedArm:
 
 
 def _answer(
-    prompt_tokens: int, ids: npt.NDArray[Any], nats: npt.NDArray[Any], cached: int, reason: str
+    prompt_tokens: int,
+    ids: npt.NDArray[Any],
+    nats: npt.NDArray[Any],
+    cached: int,
+    reason: str,
+    first_lost: bool,
 ) -> Generated:
     return Generated(
         rid="",
@@ -125,6 +137,7 @@ def _answer(
         dp_rank=None,
         input_logprobs=None,
         output_logprobs=Logprobs(nats, ids, int(np.count_nonzero(~np.isfinite(nats)))),
+        first_lost=first_lost,
     )
 
 

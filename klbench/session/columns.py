@@ -39,7 +39,10 @@ _TYPES: dict[str, type[np.generic]] = {
     "prefill_nats": np.float32,
     "prompt_start": np.int64,
     "prompt_ids": np.int32,
+    "lost": np.bool_,
 }
+_LATER = ("lost",)
+"""Columns that files of older versions do not have."""
 assert {"helper", *_TYPES} == {field.name for field in dataclasses.fields(HelperColumns)}
 
 # What numpy and zipfile raise on damaged files; MemoryError where a header claims a shape that is not there.
@@ -59,11 +62,12 @@ UNREADABLE = (
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def read_arrays(file: Path, names: Collection[str]) -> dict[str, Any]:
-    """The named arrays of an npz file. Raises one of UNREADABLE for what is no regular file, for one that
-    would unpack to too much, and where an array is missing."""
+def read_arrays(file: Path, names: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
+    """The named arrays of an npz file, and the optional ones that it has. Raises one of UNREADABLE for what
+    is no regular file, for one that would unpack to too much, and where an array is missing."""
     with open_regular(file) as source, opened_arrays(source) as arrays:
-        return {name: arrays[name] for name in names}
+        there = [name for name in optional if name in arrays.files]
+        return {name: arrays[name] for name in (*names, *there)}
 
 
 @contextlib.contextmanager
@@ -120,15 +124,17 @@ def without_prompts(content: bytes) -> bytes | None:
 
 
 def _load(file: Path) -> HelperColumns:
-    arrays = read_arrays(file, ("format", "helper", *_TYPES))
+    arrays = read_arrays(file, ("format", "helper", *(_TYPES.keys() - _LATER)), _LATER)
     form, helper = int(arrays.pop("format")), str(arrays.pop("helper"))
     if form != FORMAT:
         raise ValueError(f"format {form}; this klbench reads {FORMAT}")
     if helper not in HELPERS:
         raise ValueError(f"{helper!r} is no helper")
-    for name, dtype in _TYPES.items():
-        if arrays[name].ndim != 1 or arrays[name].dtype != dtype:
-            raise ValueError(f"column {name} is {arrays[name].dtype} with {arrays[name].ndim} dimensions")
+    for name, values in arrays.items():
+        if values.ndim != 1 or values.dtype != _TYPES[name]:
+            raise ValueError(f"column {name} is {values.dtype} with {values.ndim} dimensions")
+    if "lost" in arrays and len(arrays["lost"]) != len(arrays["prompt_len"]):
+        raise ValueError("column lost is of other requests")
     columns = HelperColumns(helper=helper, **arrays)
     _check(columns)
     return columns
@@ -147,3 +153,7 @@ def _check(columns: HelperColumns) -> None:
         whole = len(edges) == requests + 1 and edges[0] == 0 and edges[-1] == end
         if not whole or bool((np.diff(edges) < 0).any()):
             raise ValueError(f"column {name} does not divide its {end} values among {requests} requests")
+    if bool((np.diff(columns.start)[columns.lost] == 0).any()) or not bool(
+        np.isnan(columns.decode_nats[~columns.compared]).all()
+    ):
+        raise ValueError("column lost names requests whose first logprob is there")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klbench.core.columns import HELPERS, ArmName, HelperColumns, HelperName
-from klbench.engine.arms import LostLogprobsError, NotRepeatedError, despite_lost_logprobs
+from klbench.engine.arms import NotRepeatedError
 from klbench.engine.capture import Outcome, capture
 from klbench.engine.capture_control import Backend, CaptureControl, RequestIds
 from klbench.engine.captured_work import ServerSide, Work, as_whole_as_affordable, generation_tokens
@@ -33,7 +33,6 @@ from klbench.errors import UndecidedError, UsageError
 from klbench.session import events as ev
 from klbench.session.attach_exports import how_to_be_captured
 from klbench.session.forecasting import CaptureForecasts
-from klbench.session.measuring import runs_again
 from klbench.session.runner import JobView, Session
 from klbench.session.state import HelperState, RunState, SessionState
 
@@ -274,22 +273,16 @@ async def trace_and_locate(
         measured_passes=(measured_pass,),
     )
 
-    def say_again(error: LostLogprobsError) -> None:
-        session.emit(runs_again(error, chosen.helper))
-
     async def probe(because: str, what: Work = work) -> Outcome:
         try:
-            return await despite_lost_logprobs(
-                lambda: probe_state(
-                    side,
-                    what,
-                    because=because,
-                    trace_dir=trace_dir,
-                    observe=arms,
-                    progress=job.progress,
-                    beforehand=forecasts,
-                ),
-                say_again,
+            return await probe_state(
+                side,
+                what,
+                because=because,
+                trace_dir=trace_dir,
+                observe=arms,
+                progress=job.progress,
+                beforehand=forecasts,
             )
         except NotRepeatedError:
             return await probe(because, of_its_own(what))
@@ -299,18 +292,15 @@ async def trace_and_locate(
         return
 
     async def watch(what: Work) -> Outcome:
-        return await despite_lost_logprobs(
-            lambda: capture(
-                side,
-                what,
-                backend=backend,
-                trace_dir=trace_dir,
-                keep_dumps=options.keep_trace,
-                observe=arms,
-                progress=job.progress,
-                beforehand=forecasts,
-            ),
-            say_again,
+        return await capture(
+            side,
+            what,
+            backend=backend,
+            trace_dir=trace_dir,
+            keep_dumps=options.keep_trace,
+            observe=arms,
+            progress=job.progress,
+            beforehand=forecasts,
         )
 
     outcome = await repeated_so_far(watch, as_whole_as_affordable(side, work, backend), work)

@@ -22,7 +22,6 @@ from klbench.core.exercised import what_will_be_missed
 from klbench.core.kl import helper_result, not_measured
 from klbench.core.text import counted
 from klbench.engine.advice import advice
-from klbench.engine.arms import LostLogprobsError, despite_lost_logprobs
 from klbench.engine.capture_control import RequestIds
 from klbench.engine.disorder import CacheChecks
 from klbench.engine.generation_arm import GenerationArm
@@ -40,13 +39,6 @@ from klbench.session.state import RunState
 
 CONTEXT_TOKENS = 16
 """So many tokens at the end of each prompt get their text too: what stands before the first generated one."""
-
-
-def runs_again(error: LostLogprobsError, helper: str) -> ev.Trouble:
-    """What is said when the arms of a helper begin anew."""
-    return ev.Trouble(
-        level="warning", what=f"{helper}: {error.what}", why=error.why, next="its arms are run again"
-    )
 
 
 class _ArmEvents:
@@ -260,8 +252,8 @@ class Measurement:
         def keep(arm: GenerationArm) -> None:
             save_arm(kept_file, SavedArm(arm, self._prompts.sha256, made_on))
 
-        async def run() -> HelperColumns:
-            return await self._server.run_helper(
+        try:
+            columns = await self._server.run_helper(
                 helper,
                 self._prompts.as_lists(),
                 max_new_tokens=options.max_new_tokens,
@@ -271,12 +263,6 @@ class Measurement:
                 keep=keep,
                 flush=not options.readonly,
             )
-
-        def say_again(error: LostLogprobsError) -> None:
-            self._session.emit(runs_again(error, helper))
-
-        try:
-            columns = await (run() if options.readonly else despite_lost_logprobs(run, say_again))
         except KlbenchError as error:
             reason = " · ".join(part for part in (error.what, error.why) if part)
             self._ended(helper, self._without_numbers("error", reason), None, time.monotonic() - began)

@@ -46,16 +46,17 @@ class HelperPlots:
 
 
 def helper_plots(columns: HelperColumns) -> HelperPlots:
-    """The plots' data of one helper."""
-    counts = np.diff(columns.start)
+    """The plots' data of one helper: of its compared tokens."""
+    counts, compared = np.diff(columns.start), columns.compared
     owner = np.repeat(np.arange(columns.requests), counts)
     offset = np.arange(len(columns.token_id)) - np.repeat(columns.start[:-1], counts)
-    position = columns.prompt_len[owner] + offset
-    finite = np.isfinite(columns.decode_nats) & np.isfinite(columns.prefill_nats)
+    position = (columns.prompt_len[owner] + offset)[compared]
+    prefill, decode = columns.prefill_nats[compared], columns.decode_nats[compared]
+    finite = np.isfinite(decode) & np.isfinite(prefill)
     difference = np.zeros(len(position))
-    np.subtract(columns.prefill_nats, columns.decode_nats, out=difference, where=finite, dtype=np.float64)
+    np.subtract(prefill, decode, out=difference, where=finite, dtype=np.float64)
     difference = np.abs(difference)
-    dirty = divergent(columns)
+    dirty = divergent(columns)[compared]
     equal = int(np.count_nonzero(~dirty))
     moved = difference[dirty & finite]
     decade = np.clip(np.floor(np.log10(np.maximum(moved, 1e-300))), _DECADES[0], _DECADES[-1]).astype(int)

@@ -41,10 +41,10 @@ class AllTokens:
 
 
 def all_tokens(measured: Sequence[Measurement]) -> AllTokens:
-    """Every compared token of the helpers, by helper, request and offset."""
+    """Every token of the helpers, by helper, request and offset; a few may have lost their logprob."""
     source, request, offset, position = [], [], [], []
     for index, one in enumerate(measured):
-        counts = one.compared
+        counts = np.diff(one.columns.start)
         of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         at = (np.arange(len(of), dtype=np.int64) - one.columns.start[:-1][of]).astype(np.int32)
         source.append(np.full(len(of), index, np.int8))
@@ -79,6 +79,7 @@ def all_token_rows(tokens: AllTokens) -> Rows:
     deltas = joined([m.delta_nats for m in measured])
     differs = joined([m.differs for m in measured])
     k3 = joined([m.k3_nats for m in measured])
+    compared = joined([m.columns.compared for m in measured])
     names = [m.columns.helper for m in measured]
 
     def token(row: int) -> str:
@@ -86,6 +87,9 @@ def all_token_rows(tokens: AllTokens) -> Rows:
 
     def text_of(token_id: int) -> str:
         return next((text for m in measured if (text := m.text_of(token_id)) is not None), f"#{token_id}")
+
+    def known(row: int, shown: str) -> str:
+        return shown if compared[row] else _DASH
 
     def helper_search(text: str) -> npt.NDArray[np.bool_]:
         wanted = [text.lower() in name for name in names]
@@ -100,11 +104,12 @@ def all_token_rows(tokens: AllTokens) -> Rows:
         Column("offset", "offset", 6, lambda r: str(tokens.offset[r]), tokens.offset, right=True, optional=1),
         Column("token", "token", 12, token, stretch=28, names=("tok",),
                search=search_by_value(ids, text_of)),
-        Column("delta", "Δ", 10, lambda r: shown_delta(float(deltas[r]), bool(differs[r])), np.abs(deltas),
-               right=True, descends=True, names=("d", "max")),
-        Column("k3", "k3", 8, lambda r: kl(float(k3[r])), k3, descends=True, right=True, names=("kl",)),
-        Column("decode", "decode", LOGPROB_WIDTH, lambda r: logprob(float(decode[r])), decode, right=True,
-               optional=2),
+        Column("delta", "Δ", 10, lambda r: known(r, shown_delta(float(deltas[r]), bool(differs[r]))),
+               np.abs(deltas), right=True, descends=True, names=("d", "max")),
+        Column("k3", "k3", 8, lambda r: known(r, kl(float(k3[r]))), k3, descends=True, right=True,
+               names=("kl",)),
+        Column("decode", "decode", LOGPROB_WIDTH, lambda r: known(r, logprob(float(decode[r]))), decode,
+               right=True, optional=2),
         Column("prefill", "prefill", LOGPROB_WIDTH, lambda r: logprob(float(prefill[r])), prefill,
                right=True, optional=2),
         Column("id", "id", 8, lambda r: str(ids[r]), ids, right=True, optional=3),
@@ -123,6 +128,8 @@ class Beside:
     same_token: npt.NDArray[np.bool_]
     left_differs: npt.NDArray[np.bool_]
     right_differs: npt.NDArray[np.bool_]
+    lost: npt.NDArray[np.bool_]
+    """[2, length] which of the tokens lost their logprob in either."""
 
     @property
     def parted_at(self) -> int | None:
@@ -135,7 +142,8 @@ class Beside:
     def only_one(self) -> npt.NDArray[np.int64]:
         """Offsets where one differs and the other does not, or the tokens are not the same."""
         common = np.arange(len(self.same_token)) < min(self.counts)
-        other = (self.left_differs != self.right_differs) | (common & ~self.same_token)
+        other = (self.left_differs != self.right_differs) & ~self.lost.any(axis=0)
+        other |= common & ~self.same_token
         return np.flatnonzero(other)
 
 
@@ -149,7 +157,10 @@ def beside(left: Measurement, left_request: int, right: Measurement, right_reque
     differs = np.zeros((2, length), np.bool_)
     differs[0, : counts[0]] = left.differs[slices[0]]
     differs[1, : counts[1]] = right.differs[slices[1]]
-    return Beside(left, right, (left_request, right_request), counts, same, differs[0], differs[1])
+    lost = np.zeros((2, length), np.bool_)
+    lost[0, : counts[0]] = ~left.columns.compared[slices[0]]
+    lost[1, : counts[1]] = ~right.columns.compared[slices[1]]
+    return Beside(left, right, (left_request, right_request), counts, same, differs[0], differs[1], lost)
 
 
 def beside_rows(pair: Beside) -> Rows:
@@ -168,13 +179,19 @@ def beside_rows(pair: Beside) -> Rows:
 
     def difference(side: int, differs: npt.NDArray[np.bool_]) -> Any:
         values = sides[side].delta_nats[where[side]]
-        return lambda row: shown_delta(float(values[row]), bool(differs[row])) if row < len(values) else _DASH
+
+        def show(row: int) -> str:
+            there = row < len(values) and not pair.lost[side, row]
+            return shown_delta(float(values[row]), bool(differs[row])) if there else _DASH
+
+        return show
 
     def number(side: int, values: npt.NDArray[Any], name: str, title: str) -> Column:
         column = padded(side, values)
 
         def show(row: int) -> str:
-            return logprob(float(column[row])) if row < pair.counts[side] else _DASH
+            lost = name.endswith("decode") and pair.lost[side, row]
+            return logprob(float(column[row])) if row < pair.counts[side] and not lost else _DASH
 
         return Column(name, title, LOGPROB_WIDTH, show, column, right=True, optional=2)
 
@@ -183,6 +200,8 @@ def beside_rows(pair: Beside) -> Rows:
             return "one only"
         if not pair.same_token[row]:
             return "other token"
+        if pair.lost[:, row].any():
+            return "lost"
         left, right = bool(pair.left_differs[row]), bool(pair.right_differs[row])
         return "both" if left and right else "left" if left else "right" if right else ""
 

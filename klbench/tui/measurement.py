@@ -1,7 +1,7 @@
 """One helper's columns with what the screens derive from them, as arrays; nothing here loops over tokens.
 
 The difference of a token is its decode logprob minus its prefill logprob, in nats. Two logprobs differ when
-their bits do.
+their bits do. A token whose decode logprob the server lost was not compared: its difference is NaN.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Measurement:
     @property
     def compared(self) -> npt.NDArray[np.int64]:
         """[N] tokens compared of each request; 0 for a dropped one."""
-        counts: npt.NDArray[np.int64] = np.diff(self.columns.start)
-        return counts
+        return self.columns.tokens_compared
 
     def divergent_first(self) -> npt.NDArray[np.int64]:
         """Requests by divergence, those that differ first, then by number."""

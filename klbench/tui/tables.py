@@ -80,6 +80,7 @@ def token_rows(measured: Measurement, request: int) -> Rows:
     first = int(measured.first_offset[request])
     magnitudes = np.where(np.isnan(deltas), -1.0, np.abs(deltas))
     largest = int(np.argmax(magnitudes)) if len(ids) and first >= 0 else -1
+    lost = bool(c.lost[request])
     k3 = measured.k3_nats[where]
     offsets, start = np.arange(len(ids), dtype=np.int64), int(c.prompt_len[request])
 
@@ -90,7 +91,12 @@ def token_rows(measured: Measurement, request: int) -> Rows:
     def text_of(token_id: int) -> str:
         return measured.text_of(token_id) or f"#{token_id}"
 
+    def known(row: int, shown: str) -> str:
+        return _DASH if lost and row == 0 else shown
+
     def note(row: int) -> str:
+        if lost and row == 0:
+            return "lost"
         if np.isnan(deltas[row]) or np.isinf(deltas[row]):
             return "not finite"
         return "first" if row == first else "max" if row == largest else "differs" if differs[row] else ""
@@ -100,13 +106,15 @@ def token_rows(measured: Measurement, request: int) -> Rows:
         Column("offset", "offset", 6, str, offsets, right=True, optional=2),
         Column("token", "token", 10, token, stretch=30, names=("tok",),
                search=search_by_value(ids, text_of)),
-        Column("decode", "decode", LOGPROB_WIDTH, lambda r: logprob(float(decode[r])), decode, right=True),
+        Column("decode", "decode", LOGPROB_WIDTH, lambda r: known(r, logprob(float(decode[r]))), decode,
+               right=True),
         Column("prefill", "prefill", LOGPROB_WIDTH, lambda r: logprob(float(prefill[r])), prefill,
                right=True),
-        Column("delta", "Δ", 10, lambda r: _delta(float(deltas[r]), bool(differs[r])), np.abs(deltas),
-               right=True, descends=True, names=("d",)),
+        Column("delta", "Δ", 10, lambda r: known(r, _delta(float(deltas[r]), bool(differs[r]))),
+               np.abs(deltas), right=True, descends=True, names=("d",)),
         Column("note", "note", 7, note, optional=1),
-        Column("k3", "k3", 8, lambda r: kl(float(k3[r])), k3, optional=3, descends=True, names=("kl",)),
+        Column("k3", "k3", 8, lambda r: known(r, kl(float(k3[r]))), k3, optional=3, descends=True,
+               names=("kl",)),
         Column("id", "id", 8, lambda r: str(ids[r]), ids, right=True, optional=4),
     )  # fmt: skip
     return Rows(columns, len(ids), tone=lambda row: "strong" if differs[row] else "")

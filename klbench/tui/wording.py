@@ -140,6 +140,7 @@ def helper_line(helper: HelperState, now: float, width: int) -> str:
     nan, equal = int(result.get("nan_count") or 0), result.get("bit_equal_fraction")
     extra = [f"{nan} NaN"] if nan else []
     extra += [f"{result['dropped']} dropped"] if result.get("dropped") else []
+    extra += [f"{len(lost)} lost"] if isinstance(lost := result.get("lost"), list) and lost else []
     cells = (
         cache_hits(helper.helper, int(result.get("hits") or 0), int(result.get("requests") or 0)),
         str(result["tokens"]),

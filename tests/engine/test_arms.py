@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,14 @@ from klbench.engine import progress
 from klbench.engine.answers import Generated, Logprobs
 from klbench.engine.arms import (
     ArmOptions,
-    LostLogprobsError,
     Widen,
     _Silent,
-    despite_lost_logprobs,
     run_arms,
 )
 from klbench.engine.client import Load
 from klbench.engine.progress import Seen, TokenCounter, from_load
 from klbench.errors import DeadlineError, UndecidedError
+from klbench.session.arm_file import SavedArm, load_arm, save_arm
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
 COMMA = 44
@@ -129,38 +129,84 @@ async def test_requests_that_were_retracted_are_named() -> None:
     assert retracted == [1]
 
 
-def losing(times: int) -> Any:
-    """Leaves the last logprob out of the first `times` generations of request 1, which was retracted."""
-    left = [times]
+def losing(*arms: str, keeping: slice = slice(1, None), retractions: int = 1) -> Any:
+    """Keeps these of request 1's output logprobs in these arms, in which the server retracted it."""
 
     def mend(arm: str, answer: Generated) -> Generated:
-        if arm != "generation" or not answer.rid.endswith("-1") or not left[0]:
+        if arm not in arms or not answer.rid.endswith("-1"):
             return answer
-        left[0] -= 1
-        output = answer.output_ids[:-1]
-        return replace(answer, retractions=1, output_logprobs=logprobs(output, [-1.0] * len(output)))
+        kept = answer.output_ids[keeping]
+        nats = [-token / 64 for token in kept]
+        return replace(answer, retractions=retractions, output_logprobs=logprobs(kept, nats))
 
     return mend
 
 
-async def test_arms_are_run_again_where_a_retracted_request_lost_a_logprob() -> None:
-    server = FakeServer(mend=losing(2))
-    said: list[LostLogprobsError] = []
-    columns = await despite_lost_logprobs(lambda: run(server, "match"), said.append)
-    assert columns.token_id.tolist() == [100, 101, 100, 101]
-    assert [call[0] for call in server.calls].count("flush") == 4
-    assert [error.what for error in said] == ["the logprobs of request 1 do not belong to its output"] * 2
-    assert "2 output tokens, 1 logprobs" in said[0].why
-    assert "retracted" in said[0].why
-    assert "--max-total-tokens" in said[0].next
+async def test_a_first_logprob_that_a_retraction_lost_leaves_its_token_out_of_the_comparison() -> None:
+    server = FakeServer(mend=losing("generation"))
+    columns = await run(server, "match")
+    whole = await run(FakeServer(), "match")
+    assert [call[0] for call in server.calls] == ["flush", "generation", "flush", "scoring"]
+    assert columns.lost.tolist() == [False, True]
+    assert whole.lost.tolist() == [False, False]
+    assert np.isnan(columns.decode_nats).tolist() == [False, False, True, False]
+    assert columns.token_id.tolist() == whole.token_id.tolist() == [100, 101, 100, 101]
+    assert columns.prefill_nats.tolist() == whole.prefill_nats.tolist()
+    assert columns.decode_nats[columns.compared].tolist() == whole.decode_nats[columns.compared].tolist()
 
 
-async def test_a_server_that_always_loses_logprobs_is_not_asked_for_ever() -> None:
-    server = FakeServer(mend=losing(99))
-    said: list[LostLogprobsError] = []
-    with pytest.raises(LostLogprobsError):
-        await despite_lost_logprobs(lambda: run(server, "match"), said.append)
-    assert [call[0] for call in server.calls] == ["flush", "generation"] * 5
+async def test_what_the_warming_arm_lost_is_not_needed() -> None:
+    mend = losing("warming", keeping=slice(0, 0))
+    columns = await run(FakeServer(cached=(5, 6), mend=mend), "decode_cache_hit")
+    whole = await run(FakeServer(cached=(5, 6)), "decode_cache_hit")
+    assert columns.prompt_ids.tolist() == whole.prompt_ids.tolist()
+    assert not columns.lost.any()
+
+
+async def test_a_dropped_request_has_no_token_that_could_be_lost() -> None:
+    columns = await run(FakeServer(cached=(3, 0), mend=losing("generation")), "prefill_cache_hit")
+    assert columns.dropped.tolist() == [False, True]
+    assert columns.lost.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2])
+async def test_a_capture_repeats_a_request_whose_logprob_is_lost_again(new_tokens: int) -> None:
+    measured = await run(FakeServer(mend=losing("generation")), "match")
+    server = FakeServer(mend=losing("generation"))
+    again = await run(server, "match", measured=measured, generation_tokens=new_tokens)
+    assert server.calls[-1][1] == [[1, 2, 3, 100, 101], [4, 5, 6, 7, 100, 101]], "whole sequences are scored"
+    assert again.lost.tolist() == [False, True]
+    assert again.tokens_compared.tolist() == [new_tokens, new_tokens - 1]
+
+
+async def test_a_kept_arm_goes_on_without_the_lost_logprob(tmp_path: Path) -> None:
+    file = tmp_path / "1-match-generation.npz"
+    first = await run(
+        FakeServer(mend=losing("generation")),
+        "match",
+        keep=lambda arm: save_arm(file, SavedArm(arm, "0" * 64, {})),
+    )
+    kept = load_arm(file)
+    assert kept is not None
+    server = FakeServer()
+    went_on = await run(server, "match", earlier=kept.arm)
+    assert [call[0] for call in server.calls] == ["flush", "scoring"]
+    assert went_on.lost.tolist() == first.lost.tolist() == [False, True]
+    assert went_on.decode_nats.tobytes() == first.decode_nats.tobytes()
+
+
+async def test_a_kept_arm_that_names_what_it_has_as_lost_is_not_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "1-match-generation.npz"
+    await run(FakeServer(), "match", keep=lambda arm: save_arm(file, SavedArm(arm, "0" * 64, {})))
+    assert load_arm(file) is not None
+    with np.load(file) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    without = {name: values for name, values in arrays.items() if name != "first_lost"}
+    np.savez_compressed(file, **without)
+    assert load_arm(file) is not None, "a file of an older version"
+    for damaged in ([True, False], [False]):
+        np.savez_compressed(file, **{**arrays, "first_lost": np.array(damaged)})
+        assert load_arm(file) is None
 
 
 async def test_the_load_is_told_to_whom_it_concerns() -> None:
@@ -303,6 +349,9 @@ def changed(arm: str, **fields: Any) -> Any:
         (changed("generation", output_logprobs=None), "no logprobs"),
         (changed("generation", output_ids=[], output_logprobs=logprobs([], [])), "generated nothing"),
         (changed("generation", output_ids=[1, 2, 3]), "3 tokens, 2 were asked for"),
+        (losing("generation", keeping=slice(0, 1)), "2 output tokens, 1 logprobs"),
+        (losing("generation", keeping=slice(0, 0)), "2 output tokens, 0 logprobs"),
+        (losing("generation", retractions=0), "do not belong to its output"),
         (changed("generation", cached_tokens=None), "how many tokens came from its cache"),
         (changed("generation", cached_tokens=99), "99 cached tokens"),
         (changed("generation", rid="other"), "carries another id"),
@@ -322,13 +371,15 @@ def changed(arm: str, **fields: Any) -> Any:
         ),
     ],
     ids=[
-        "other-output", "no-logprobs", "nothing-generated", "too-much-generated", "hits-not-said",
+        "other-output", "no-logprobs", "nothing-generated", "too-much-generated", "last-lost",
+        "all-lost", "first-lost-without-a-retraction", "hits-not-said",
         "too-many-hits", "other-id", "aborted", "not-scored", "other-tokens-scored", "shifted", "no-float32",
     ],
 )  # fmt: skip
 async def test_an_answer_that_cannot_be_compared_is_refused(mend: Any, words: str) -> None:
-    with pytest.raises(UndecidedError, match=words):
+    with pytest.raises(UndecidedError) as refused:
         await run(FakeServer(mend=mend), "match")
+    assert words in f"{refused.value.what}: {refused.value.why}"
 
 
 async def test_a_logprob_that_is_no_number_is_kept_as_one() -> None:

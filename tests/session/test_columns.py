@@ -93,6 +93,21 @@ def rewrite(file, **changed):
     np.savez_compressed(file, **{**arrays, **changed})
 
 
+def test_a_lost_logprob_comes_back_and_older_files_lost_none(tmp_path):
+    file = tmp_path / "1-match.npz"
+    written = dataclasses.replace(
+        some_columns(),
+        lost=np.array([True, False]),
+        decode_nats=np.array([np.nan, -2], dtype=np.float32),
+    )
+    save_columns(file, written)
+    assert load_columns(file).lost.tolist() == [True, False]
+    with np.load(file) as archive:
+        older = {name: archive[name] for name in archive.files if name != "lost"}
+    np.savez_compressed(file, **older)
+    assert load_columns(file).lost.tolist() == [False, False]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -100,6 +115,12 @@ def rewrite(file, **changed):
         {"start": np.array([0, 2])},
         {"prompt_start": np.array([1, 1, 3])},
         {"dropped": np.array([True])},
+        # A logprob that is there, a request without tokens, other numbers of requests, another type.
+        {"lost": np.array([True, False])},
+        {"lost": np.array([False, True])},
+        {"lost": np.array([False])},
+        {"lost": np.array([], dtype=np.bool_)},
+        {"lost": np.array([0, 0])},
         {"decode_nats": np.array([1.0, 2.0])},
         {"token_id": np.zeros((2, 1), dtype=np.int32)},
         {"helper": np.array("other")},

@@ -12,6 +12,7 @@ import numpy as np
 
 from klbench.core.accuracy import First, Origin, Truth
 from klbench.core.columns import HELPERS, HelperColumns, HelperName
+from klbench.core.kl import divergent
 from klbench.engine.compositions import Composition, Part
 from klbench.insitu.faults_catalogue import PAIR_CATALOGUE, ArmedFault, parse_faults
 from klbench.zoo import SLIDING_WINDOW
@@ -165,7 +166,7 @@ def _split(part: Part, _: Composition, position: int) -> int | None:
 def _first_divergent_row(columns: HelperColumns, request: int) -> int | None:
     """The row of the request's first token whose two logprobs differ."""
     tokens = columns.tokens_of(request)
-    differing = np.flatnonzero(columns.decode_nats[tokens] != columns.prefill_nats[tokens])
+    differing = np.flatnonzero(divergent(columns)[tokens])
     return int(columns.prompt_len[request]) - 1 + int(differing[0]) if len(differing) else None
 
 

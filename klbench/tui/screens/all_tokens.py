@@ -50,8 +50,10 @@ class AllTokensScreen(WorkScreen):
             first = int(np.argmax(differs)) if differing else None
             table.show_rows(all_token_rows(self._tokens), cursor_key=first)
             names = ", ".join(one.columns.helper for one in measured)
+            lost = sum(int(np.count_nonzero(one.columns.lost)) for one in measured)
+            missed = f", {lost:,} not compared: the server lost a logprob" if lost else ""
             self.query_one("#sentences", Sentences).say(
-                [f"{table.rows.count:,} tokens of {names or 'no helper'}; {differing:,} differ."]
+                [f"{table.rows.count:,} tokens of {names or 'no helper'}; {differing:,} differ{missed}."]
             )
         words = [table.describe_filter(), table.describe_sort(), "sorting" if table.arranging else ""]
         place = f"row {table.cursor + 1:,} of {len(table.order):,}" if table.row is not None else ""

@@ -65,7 +65,7 @@ class AnalysisScreen(WorkScreen):
         if measured is not None:
             dirty = int((measured.differing > 0).sum())
             words += [f"{dirty} of {measured.columns.requests} requests differ"]
-            words += [f"{int(measured.differing.sum())} of {len(measured.differs)} tokens"]
+            words += [f"{int(measured.differing.sum())} of {int(measured.compared.sum())} tokens"]
         self.query_one("#title", Lines).show(
             shortened(visible(" " + " · ".join(words)), self.size.width, more=" · …")
         )

@@ -130,14 +130,14 @@ def tail_of(measured: Measurement) -> Tail:
     """What lies past each threshold; tokens without a finite difference lie past every one."""
     c = measured.columns
     size = absolute_difference(c)
-    counts = np.diff(c.start)
-    owner = np.repeat(np.arange(c.requests), counts)
+    counts, compared = c.tokens_compared, c.compared
+    owner = np.repeat(np.arange(c.requests), np.diff(c.start))
     found = []
     for name, nats in FRACTIONS_PAST:
-        past = (size > nats) | ~np.isfinite(size)
+        past = compared & ((size > nats) | ~np.isfinite(size))
         by_request = np.bincount(owner[past], minlength=c.requests)
         worst = float((by_request / np.maximum(counts, 1)).max(initial=0.0))
-        share = float(past.mean()) if len(past) else 0.0
+        share = float(past[compared].mean()) if compared.any() else 0.0
         found.append((name, int(past.sum()), share, int((by_request > 0).sum()), worst))
     return tuple(found)
 

@@ -47,7 +47,9 @@ class TokensScreen(WorkScreen):
             f"prompt {c.prompt_len[request]}",
             f"cached {c.cached_generation[request]}",
             f"{measured.differing[request]} of {measured.compared[request]} differ",
-            f"kl {kl(float(measured.kl_nats[request]))}" if measured.compared[request] else "dropped",
+            "dropped"
+            if c.dropped[request]
+            else f"kl {kl(float(measured.kl_nats[request]) if measured.compared[request] else None)}",
         ]
         self.query_one("#title", Lines).show(shortened(" " + " · ".join(words), self.size.width, more=" · …"))
         said = describe_shape(measured, request)
@@ -71,12 +73,22 @@ def describe_shape(measured: Measurement, request: int) -> list[str]:
     """What the place of the differences in the generation says, in one or two sentences."""
     differs = measured.differs[measured.columns.tokens_of(request)]
     where = np.flatnonzero(differs)
+    compared, lost = int(measured.compared[request]), bool(measured.columns.lost[request])
     if not len(differs):
         return ["Nothing of this request was compared: the helper left it out."]
+    if not compared:
+        return ["Nothing of this request was compared: the server lost its only logprob."]
     if not len(where):
-        return ["Every token has the same logprob in both arms, bit for bit."]
+        every = "Every token but the first, whose logprob the server lost," if lost else "Every token"
+        return [f"{every} has the same logprob in both arms, bit for bit."]
     prompt = int(measured.columns.prompt_len[request])
     first, last = int(where[0]), int(where[-1])
+    if lost and first == 1:
+        return [
+            f"It shows from the first token on that was compared, in {len(where)} of {compared}.",
+            "The server lost the logprob of the token before it: whether it began with the generation or "
+            "with its first decode is not known.",
+        ]
     if first > 0:
         position = prompt + first
         return [

@@ -3,7 +3,8 @@
     0.0308 ▇▂▅▁▃▆▂▁▄▂▃▁▅▂▁▃▂▄▁▂▃▅▁▂▄▃▁▂▅▃▁▄▂▁▃▂▄▁▅▂▁▃▂▄▃▁▅
            ^ token 268, offset 0, the first generated one · Δ +0.0002485
 
-A peak never vanishes: columns are max-pooled, and what differs is at least ▁ while what is equal is a dot.
+A peak never vanishes: columns are max-pooled, and what differs is at least ▁ while what is equal is a dot and
+what was not compared a dash.
 The number is the largest difference; a bar's height is its logarithm. Readable without colour.
 """
 
@@ -25,6 +26,9 @@ DECADES = 4
 
 _BARS = "▁▂▃▄▅▆▇█"
 _EQUAL = "·"
+_MISSING = "–"
+NOT_COMPARED = -1.0
+"""Stands for the magnitude of a token that was not compared."""
 _NOT_A_NUMBER = "!"
 _LABEL_WIDTH = 9
 
@@ -39,12 +43,13 @@ def pooled(magnitudes: npt.NDArray[np.float64], columns: int) -> npt.NDArray[np.
 
 def bars(magnitudes: npt.NDArray[np.float64]) -> str:
     """One character for each magnitude on a logarithmic scale of DECADES below the largest finite one."""
-    finite = magnitudes[np.isfinite(magnitudes)]
-    top = float(finite.max()) if len(finite) else 0.0
+    top = float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))
     shown = []
     for magnitude in magnitudes.tolist():
         if magnitude == 0:
             shown.append(_EQUAL)
+        elif magnitude < 0:
+            shown.append(_MISSING)
         elif not np.isfinite(magnitude):
             shown.append(_NOT_A_NUMBER)
         else:
@@ -106,7 +111,7 @@ class DifferenceStrip(Widget):
         cursor = bar + self.get_component_rich_style("difference-strip--cursor", partial=True)
         drawn = bars(pooled(self._magnitudes, columns))
         finite = self._magnitudes[np.isfinite(self._magnitudes)]
-        top = float(finite.max()) if len(finite) else float("nan")
+        top = float(finite.max(initial=0.0)) if len(finite) else float("nan")
         segments = [
             Segment(fit(f"{top:.2g}" if top else "0", _LABEL_WIDTH - 1, right=True) + " ", label),
             Segment(drawn[:at], bar),

@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from klbench.core.text import delta
 from klbench.tui.measurement import Measurement
 from klbench.tui.tables import token_rows
-from klbench.tui.widgets.strip import DifferenceStrip
+from klbench.tui.widgets.strip import NOT_COMPARED, DifferenceStrip
 from klbench.tui.widgets.virtual_table import NO_ROWS, VirtualTable
 
 NONE_CHOSEN = "The tokens of the chosen request appear here."
@@ -73,6 +73,7 @@ class TokenView(Vertical):
         self._shown = (measured, request)
         where = measured.columns.tokens_of(request)
         self._magnitudes = np.abs(measured.delta_nats[where])
+        self._magnitudes[~measured.columns.compared[where]] = NOT_COMPARED
         self._differing = np.flatnonzero(measured.differs[where])
         first = max(int(measured.first_offset[request]), 0)
         self.table.empty = why_left_out(measured, request)
@@ -105,7 +106,9 @@ class TokenView(Vertical):
         measured, request = self._shown
         position = int(measured.columns.prompt_len[request]) + row
         value = float(measured.delta_nats[measured.columns.tokens_of(request)][row])
-        caption = f"token {position}, offset {row}, Δ {delta(value)}"
+        lost = not measured.columns.compared[measured.columns.tokens_of(request)][row]
+        shown = "its logprob was lost by the server" if lost else f"Δ {delta(value)}"
+        caption = f"token {position}, offset {row}, {shown}"
         if len(self._differing) and row == self._differing[0]:
             caption += ", the first difference"
         strip.show(self._magnitudes, row, caption)
