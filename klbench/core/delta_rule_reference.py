@@ -76,7 +76,8 @@ class DeltaRows:
 
     `mixed` [T, channels] and `a`, `b` [T, values] are of the positions 0 to T; the outputs of both arms
     [R, values, d_v] are of the rows `positions` [R]. `mantissa` is how many bits of the mantissa are stored
-    of mixed_qkv or of the outputs, the fewer of both.
+    of mixed_qkv or of the outputs, the fewer of both. `same_inputs`: the generation arm is known to have been
+    given at all earlier rows what the scoring arm was, whose rows these are.
     """
 
     positions: npt.NDArray[np.int64]
@@ -86,6 +87,7 @@ class DeltaRows:
     decode_out: Floats
     scoring_out: Floats
     mantissa: int
+    same_inputs: bool = True
 
 
 def judge_delta_rule(rows: DeltaRows, rule: DeltaRule) -> Judgement:
@@ -105,6 +107,12 @@ def judge_delta_rule(rows: DeltaRows, rule: DeltaRule) -> Judgement:
         return Judgement("rounding", said, count, decode, scoring)
     if most > _OTHER_U and least <= ROUNDING_U:
         side = "generation" if decode > scoring else "scoring"
+        if side == "generation" and not rows.same_inputs:
+            said = (
+                f"the generation arm is off by {most:.0f} roundings, but what it was given at earlier rows "
+                "is not known to be the same: its state may be right and another"
+            )
+            return Judgement("unknown", said, count, decode, scoring)
         said = (
             f"the {side} arm is not the recurrence of its inputs: recomputed in float64 from row 0 on it is "
             f"off by {most:.0f} roundings in one of {count} rows, the other arm by {least:.1f} at most"

@@ -9,16 +9,19 @@ judgement.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from klbench.core.alignment import Alignment
 from klbench.core.attention_reference import Judgement
-from klbench.core.comparison import Pairs
+from klbench.core.comparison import ABSENT, Pairs, Status
 from klbench.core.delta_rule_reference import DeltaRows, DeltaRule, judge_delta_rule
 from klbench.core.findings import Finding, Localisation
+from klbench.core.history import histories
 from klbench.core.recomputed import may_be_recomputed, with_recurrence
 from klbench.core.trace import Direction, Trace
 from klbench.core.ulps import as_floats, mantissa_bits
@@ -68,24 +71,29 @@ class _About(msgspec.Struct, frozen=True):
 
 
 async def recompute_delta_rules(
-    reader: DumpReader, dump_dir: Path, trace: Trace, found: Localisation, pairs: Mapping[int, Pairs]
+    reader: DumpReader,
+    dump_dir: Path,
+    trace: Trace,
+    found: Localisation,
+    alignments: Mapping[int, Alignment],
 ) -> Localisation:
     """`found` with what the reference says of each gated delta rule in it, and what that leaves of its kinds.
 
-    `pairs` are each rank's.
+    `alignments` of the trace are each rank's.
     """
 
-    async def judged(finding: Finding, ours: Pairs) -> Finding:
+    async def judged(finding: Finding, _: Pairs) -> Finding:
         operator = _operator(trace, finding)
         if operator is None:
             return finding
         rule = read_delta_rule(dump_dir / f"parameters-{finding.rank}.safetensors", finding.module)
         if rule is None:
             return finding
+        ours = alignments[finding.rank]
         said = await _judged(reader, dump_dir, trace, ours, finding, operator, rule)
         return finding if said is None else with_recurrence(finding, said)
 
-    return await recomputed(found, pairs, judged)
+    return await recomputed(found, {rank: ours.pairs for rank, ours in alignments.items()}, judged)
 
 
 def _operator(trace: Trace, finding: Finding) -> int | None:
@@ -94,7 +102,7 @@ def _operator(trace: Trace, finding: Finding) -> int | None:
         return None
     for number, operator in enumerate(trace.operators):
         if (operator.module, operator.call) == (finding.module, finding.call):
-            return number
+            return number if operator.state is not None else None
     return None
 
 
@@ -140,11 +148,12 @@ async def _judged(
     reader: DumpReader,
     dump_dir: Path,
     trace: Trace,
-    pairs: Pairs,
+    alignment: Alignment,
     finding: Finding,
     operator: int,
     rule: DeltaRule,
 ) -> Judgement | None:
+    pairs = alignment.pairs
     nodes = rows_from(pairs, node_of(pairs, finding), _ROWS)
     scoring = scoring_rows(trace, pairs, int(pairs.position[nodes].max(initial=-1)))
     most = min(MOST_ROWS, _MOST_NUMBERS // len(rule.conv), _MOST_WORK // (rule.values * rule.d_k * rule.d_v))
@@ -157,9 +166,15 @@ async def _judged(
     out_file = dump_dir / "delta-rule.safetensors"
     await reader.fetch_rows(dump_dir, asking.wanted, out_file)
 
+    # The dumper sees no state: what it was written from at all earlier rows is its history.
+    history = histories(trace, pairs, alignment.comparison)[operator]
+    same = int(history.status[nodes[0]]) in (Status.EQUAL, ABSENT)
+
     def judge() -> Judgement | None:
         rows = _assembled(read_rows(out_file), pairs.position[nodes], len(scoring), rule)
-        return None if rows is None else judge_delta_rule(rows, rule)
+        if rows is None:
+            return None
+        return judge_delta_rule(dataclasses.replace(rows, same_inputs=same), rule)
 
     # Long prompts take seconds.
     return await asyncio.to_thread(judge)

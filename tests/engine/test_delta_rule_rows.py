@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from klbench.core.alignment import align  # noqa: E402
-from klbench.core.comparison import Pairs  # noqa: E402
+from klbench.core.alignment import Alignment, align  # noqa: E402
 from klbench.core.findings import Evidence, Finding, Localisation  # noqa: E402
 from klbench.core.localisation import localise  # noqa: E402
 from klbench.core.recomputed import verdict  # noqa: E402
@@ -43,7 +42,8 @@ class Reader:
 
 class Dumped:
     """A request's arms, dumped: a prompt and steps of one row behind it, then all rows at once; each beside
-    rows of others. `other` changes mixed_qkv of decode from that row on."""
+    rows of others. `other` changes mixed_qkv in the generation arm: of that row of the prompt, or in decode
+    from that row on."""
 
     def __init__(
         self,
@@ -90,7 +90,9 @@ class Dumped:
         """With `before` rows of others in front of the request's own."""
         little, rows = self.little, slice(first, stop)
         mixed = little.mixed[rows].copy()
-        if mode == "decode" and self.other is not None and first >= self.other:
+        if arm == "g" and self.other is not None and first <= self.other < stop:
+            mixed[self.other - first, 0] += 1.0
+        if mode == "decode" and self.other is not None and self.other < first and self.other >= PROMPT:
             mixed[:, 0] += 1.0
         given = dict(zip(self.names, (mixed, little.a[rows], little.b[rows]), strict=True))
         requests = [foreign(before)] if before else []
@@ -103,18 +105,18 @@ class Dumped:
         tensors.append((f"non_intrusive__{MODULE}.output", _behind(before, out[rows])[None].to(self.out)))
         self._dumps.forward(number, mode, requests, tensors)
 
-    def located(self) -> tuple[Trace, Localisation, dict[int, Pairs]]:
+    def located(self) -> tuple[Trace, Localisation, dict[int, Alignment]]:
         trace = self._dumps.trace()
         alignment = align(trace, 3, 0)
         assert alignment.proved, alignment.reason
         found = localise(trace, [alignment], np.arange(PROMPT + 1, ROWS), first_token=PROMPT)
-        return trace, found, {0: alignment.pairs}
+        return trace, found, {0: alignment}
 
     def recomputed(self) -> Finding:
         """The first finding, after it was recomputed."""
-        trace, found, pairs = self.located()
+        trace, found, aligned = self.located()
         assert (found.findings[0].module, found.findings[0].first_position) == (MODULE, PROMPT)
-        after = asyncio.run(recompute_delta_rules(Reader(), self.folder, trace, found, pairs))  # type: ignore[arg-type]
+        after = asyncio.run(recompute_delta_rules(Reader(), self.folder, trace, found, aligned))  # type: ignore[arg-type]
         return after.findings[0]
 
 
@@ -165,6 +167,21 @@ def test_only_rows_with_equal_inputs_are_judged(tmp_path: Path) -> None:
     assert found.evidence[-1].values["rows"] == 5
 
 
+def test_a_state_that_was_made_from_other_rows_is_no_fault(tmp_path: Path) -> None:
+    dumped = Dumped(tmp_path, stale)
+    found = dumped.located()[1]
+    assert verdict(dumped.recomputed()) == "other_function"
+    other = tmp_path / "other"
+    other.mkdir()
+    given = Dumped(other, stale, other=40)
+    given_trace, _, given_aligned = given.located()
+    # As where the state is read, but not its rows: only they tell that it was made from others.
+    after = asyncio.run(recompute_delta_rules(Reader(), given.folder, given_trace, found, given_aligned))  # type: ignore[arg-type]
+    assert verdict(after.findings[0]) == "unknown"
+    assert after.findings[0].kinds == found.findings[0].kinds
+    assert "not known to be the same" in after.findings[0].evidence[-1].text
+
+
 def test_without_parameters_nothing_is_judged(tmp_path: Path) -> None:
     dumped = Dumped(tmp_path, right)
     dumped.parameters.unlink()
@@ -182,8 +199,8 @@ def test_what_would_take_too_long_is_not_judged(
     each = {"MOST_ROWS": 1, "_MOST_NUMBERS": 256, "_MOST_WORK": 4096}[limit]
     for rows, said in ((100, None), (101, "rounding")):
         monkeypatch.setattr(f"klbench.engine.delta_rule_rows.{limit}", rows * each)
-        trace, found, pairs = dumped.located()
-        after = asyncio.run(recompute_delta_rules(Reader(), dumped.folder, trace, found, pairs))  # type: ignore[arg-type]
+        trace, found, aligned = dumped.located()
+        after = asyncio.run(recompute_delta_rules(Reader(), dumped.folder, trace, found, aligned))  # type: ignore[arg-type]
         assert verdict(after.findings[0]) == said
 
 
@@ -192,7 +209,8 @@ def test_it_is_not_taken_for_an_attention(tmp_path: Path) -> None:
         async def fetch_rows(self, *_: Any) -> None:
             raise AssertionError("rows of an attention were asked for")
 
-    trace, found, pairs = Dumped(tmp_path, right, names=("0", "1", "2")).located()
+    trace, found, aligned = Dumped(tmp_path, right, names=("0", "1", "2")).located()
+    pairs = {0: aligned[0].pairs}
     after = asyncio.run(
         recompute_attention(Refusing(), tmp_path, trace, found, pairs, {"head_dim": 32})  # type: ignore[arg-type]
     )
@@ -201,14 +219,14 @@ def test_it_is_not_taken_for_an_attention(tmp_path: Path) -> None:
 
 def test_a_scoring_arm_that_lacks_rows_and_a_damaged_file_judge_nothing(tmp_path: Path) -> None:
     dumped = Dumped(tmp_path, right)
-    trace, found, pairs = dumped.located()
+    trace, found, aligned = dumped.located()
     later = dataclasses.replace(
         trace, row_position=np.where(trace.row_position == 7, 7000, trace.row_position)
     )
     dumped_in = dumped.folder
-    assert asyncio.run(recompute_delta_rules(Reader(), dumped_in, later, found, pairs)) == found  # type: ignore[arg-type]
+    assert asyncio.run(recompute_delta_rules(Reader(), dumped_in, later, found, aligned)) == found  # type: ignore[arg-type]
     dumped.parameters.write_bytes(b"\xff" * 40)
-    assert asyncio.run(recompute_delta_rules(Reader(), dumped_in, trace, found, pairs)) == found  # type: ignore[arg-type]
+    assert asyncio.run(recompute_delta_rules(Reader(), dumped_in, trace, found, aligned)) == found  # type: ignore[arg-type]
 
 
 def damaged(path: Path, tensors: dict[str, Any], metadata: dict[str, str]) -> Path:
