@@ -179,3 +179,16 @@ def test_numbers_that_are_none_and_inputs_that_are_nothing_conclude_nothing_fals
     assert judge_delta_rule(dataclasses.replace(rows, mixed=mixed), little.rule).verdict == "unknown"
     nothing = dataclasses.replace(rows, mixed=np.zeros_like(mixed))
     assert judge_delta_rule(nothing, little.rule).verdict == "unknown"
+
+
+def test_an_arm_that_may_have_been_given_other_rows_is_not_blamed_for_its_state() -> None:
+    little = LittleDeltaRule(13)
+    wrong, right = decoded(little, little.nothing()), decoded(little)
+    for decode, scoring, verdict in (
+        (wrong, right, "unknown"),
+        # The rows that are judged by are those of the scoring arm.
+        (right, wrong, "other_function"),
+        (right, little.scan(len(little))[0], "rounding"),
+    ):
+        rows = dataclasses.replace(little.rows(decode, scoring, PROMPT), same_inputs=False)
+        assert judge_delta_rule(rows, little.rule).verdict == verdict
