@@ -238,7 +238,7 @@ def _lost_words(columns: HelperColumns) -> str:
     of = "request" if len(requests) == 1 else "each of requests"
     return (
         f"the first token of {of} {named} was not compared: the server lost its logprob, as sglang 0.5.17 "
-        "does, and 0.5.23 no more, where it retracts a request before its first token"
+        "does (0.5.23 does not) when it retracts a request before that token"
     )
 
 

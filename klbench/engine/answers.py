@@ -82,8 +82,8 @@ class Generated:
     def with_place_of_lost(self) -> Generated:
         """The answer as it is, or with a place for the one logprob that its server is known to lose.
 
-        sglang 0.5.17, and 0.5.23 no more, takes a request that it retracts before its first token for one
-        whose first logprob was sent (`logprob_end` in its output streamer): exactly that one never comes.
+        sglang 0.5.17 (0.5.23 does not) takes a request that it retracts before its first token for one whose
+        first logprob was sent (`logprob_end` in its output streamer): exactly that one never comes.
         """
         logprobs = self.output_logprobs
         if logprobs is None or not self.retractions or not self.output_ids:

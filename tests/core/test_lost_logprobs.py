@@ -14,15 +14,19 @@ from hypothesis import strategies as st
 
 from klbench.core.before_after import compare_columns
 from klbench.core.calibration import noise_floor
-from klbench.core.columns import HelperColumns
+from klbench.core.columns import HelperColumns, compared_in_both
+from klbench.core.exercised import what_was_exercised
 from klbench.core.explain_functions import definition
 from klbench.core.kl import divergent, helper_result, summarise
+from klbench.core.padding import PadTarget, _seen, residue_beside
 from klbench.core.passes import chosen, compare_passes, read_alone, read_toggle, read_wide_restore
 from klbench.core.places import profile_of
+from klbench.core.residue_table import residue_table
+from klbench.core.residues import place_in_batch
 from klbench.core.scene import make_scene
 from klbench.core.sharing import read_sharing
 from klbench.core.signature import read_signature
-from klbench.core.statistics import histogram, statistics
+from klbench.core.statistics import histogram, sample_warning, statistics
 from klbench.engine.capture import _changed
 from klbench.engine.captured_work import Work, differs, first_divergent_offset
 from klbench.engine.experiments import _first_decode_offset
@@ -57,9 +61,12 @@ def of_pairs(pairs: list[tuple[bool, list[tuple[float, float]]]], *, cut: bool) 
     return columns if cut else losing(columns, *(n for n, (lost, _) in enumerate(pairs) if lost))
 
 
-@given(some_requests)
-def test_all_numbers_are_those_of_the_other_tokens(pairs: list[tuple[bool, Any]]) -> None:
+@given(some_requests, st.booleans())
+def test_all_numbers_are_those_of_the_other_tokens(pairs: list[tuple[bool, Any]], theirs: bool) -> None:
     one, other = of_pairs(pairs, cut=False), of_pairs(pairs, cut=True)
+    if theirs:
+        # What another run lost is left out of this one, too.
+        one = compared_in_both(of_pairs([(False, tokens) for _, tokens in pairs], cut=False), one)[0]
     lost, cut = summarise(one), summarise(other)
     for name in ("kl_nats", "divergent_tokens", "max_abs_dlogprob", "nan_requests"):
         assert np.array_equal(getattr(lost, name), getattr(cut, name)), name
@@ -105,6 +112,41 @@ def test_a_run_without_a_compared_token_is_not_clean() -> None:
     assert result["max_abs_dlogprob"] is None
     assert statistics(columns).mean_nats is None
     assert read_signature(columns, summarise(columns), {}).whole.requests == 0
+
+
+def test_a_request_that_lost_its_only_logprob_counts_no_more_than_a_dropped_one() -> None:
+    def columns(first: list[float], *, dropped: bool) -> HelperColumns:
+        return make_columns(
+            "prefill_cache_hit",
+            prompt_len=[8 * n + 4 for n in range(16)],
+            cached=[8 * n + 3 for n in range(16)],
+            decode=[first, *([-1.0, -1.0] for _ in range(15))],
+            prefill=[first, *([-1.0, -1.1 if n >= 8 else -1.0] for n in range(1, 16))],
+            dropped=[dropped, *[False] * 15],
+        )
+
+    lost, dropped = losing(columns([-1.0], dropped=False), 0), columns([], dropped=True)
+    # A request's length counts what it generated, though nothing of it was compared.
+    dropped = replace(dropped, output_len=lost.output_len)
+    server = {"page_size": 8}
+    summaries = summarise(lost), summarise(dropped)
+    assert sample_warning(lost) == sample_warning(dropped)
+    assert what_was_exercised({"prefill_cache_hit": lost}, server) == what_was_exercised(
+        {"prefill_cache_hit": dropped}, server
+    )
+    assert residue_table(lost, summaries[0], server) == residue_table(dropped, summaries[1], server)
+    assert place_in_batch(lost, summaries[0]) == place_in_batch(dropped, summaries[1])
+    assert place_in_batch(lost, summaries[0]) is not None
+    target = PadTarget("prompt_len", 16, 12)
+    beside = [
+        residue_beside(part, summary, target)
+        for part, summary in zip((lost, dropped), summaries, strict=True)
+    ]
+    assert beside[0] == beside[1]
+    everyone = np.ones(16, dtype=np.bool_)
+    assert _seen(lost, target, 4, everyone) == _seen(dropped, target, 4, everyone)
+    signatures = [read_signature(*pair, server) for pair in zip((lost, dropped), summaries, strict=True)]
+    assert signatures[0].whole == signatures[1].whole
 
 
 def test_a_logprob_that_is_no_number_is_named_beside_one_that_was_lost() -> None:

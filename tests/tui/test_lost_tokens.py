@@ -127,3 +127,15 @@ async def test_the_screen_of_tokens_shows_it(size, finished):
         assert "offset 0, its logprob was lost by the server" in shown
         assert "NaN" not in shown
         assert f"in {int(measured.differing[FIRST])} of {recorded.NEW_TOKENS - 1}." in shown
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("t", ", 1 not compared: the server lost a logprob."), ("d", f"of {LAST - 1} tokens")],
+)
+async def test_the_screens_of_all_tokens_count_it_apart(key, said, finished):
+    save_columns(finished / "runs" / f"1-{HELPER}.npz", losing(FIRST).columns)
+    async with workbench(finished, size=(160, 45)) as (_app, pilot):
+        shown = " ".join((await press(pilot, key)).split())
+        assert said in shown
+        assert "NaN" not in shown
