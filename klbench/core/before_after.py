@@ -80,7 +80,7 @@ def compare_columns(before: HelperColumns, after: HelperColumns) -> HelperChange
     if before.helper != after.helper or before.requests != after.requests:
         raise ValueError("not the same helper with the same number of requests")
     before, after = compared_in_both(before, after)
-    dirty = divergent(before), divergent(after)
+    kept, dirty = before.compared, (divergent(before), divergent(after))
     changes: list[RequestChange] = []
     other_prompts = dropped = compared_requests = tokens = 0
     largest = [0.0, 0.0]
@@ -92,7 +92,7 @@ def compare_columns(before: HelperColumns, after: HelperColumns) -> HelperChange
             other_prompts += 1
             continue
         compared_requests += 1
-        change, differences = _request(before, after, index, dirty)
+        change, differences = _request(before, after, index, kept, dirty)
         tokens += change.compared
         largest = [max(pair) for pair in zip(largest, differences, strict=True)]
         counts = (change.decode_changed, change.prefill_changed, change.fixed, change.introduced)
@@ -121,6 +121,7 @@ def _request(
     before: HelperColumns,
     after: HelperColumns,
     index: int,
+    kept: npt.NDArray[np.bool_],
     dirty: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]],
 ) -> tuple[RequestChange, tuple[float, float]]:
     one, two = before.tokens_of(index), after.tokens_of(index)
@@ -130,7 +131,7 @@ def _request(
     common = count if same.all() else int(np.argmin(same))
     parted_at = common if common < longest else None
     was, now = dirty[0][one][:common], dirty[1][two][:common]
-    kept = before.compared[one][:common]
+    kept = kept[one][:common]
     decode = _changed(before.decode_nats[one][:common], after.decode_nats[two][:common], kept)
     prefill = _changed(before.prefill_nats[one][:common], after.prefill_nats[two][:common], kept)
     either = decode[0] | prefill[0]

@@ -65,6 +65,7 @@ def compare_passes(a: HelperColumns, b: HelperColumns) -> PassDifference:
     a, b = compared_in_both(a, b)
     tokens = decode = prefill = shortened = 0
     first: tuple[int, int] | None = None
+    compared = a.compared
     bits = [(part.decode_nats.view(np.uint32), part.prefill_nats.view(np.uint32)) for part in (a, b)]
     for request in range(min(a.requests, b.requests)):
         one, other = a.tokens_of(request), b.tokens_of(request)
@@ -74,7 +75,7 @@ def compare_passes(a: HelperColumns, b: HelperColumns) -> PassDifference:
         shared = count if bool(same_ids.all()) else int((~same_ids).argmax())
         lengths_differ = one.stop - one.start != other.stop - other.start
         shortened += int(shared < count or lengths_differ)
-        kept = a.compared[one][:shared]
+        kept = compared[one][:shared]
         decode_differs = (bits[0][0][one][:shared] != bits[1][0][other][:shared]) & kept
         # A scoring arm scores the tokens of its own pass: later ones do not change earlier scores.
         prefill_differs = (bits[0][1][one][:shared] != bits[1][1][other][:shared]) & kept

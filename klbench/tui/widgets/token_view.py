@@ -73,7 +73,7 @@ class TokenView(Vertical):
         self._shown = (measured, request)
         where = measured.columns.tokens_of(request)
         self._magnitudes = np.abs(measured.delta_nats[where])
-        self._magnitudes[~measured.columns.compared[where]] = NOT_COMPARED
+        self._magnitudes[: int(measured.columns.lost[request])] = NOT_COMPARED
         self._differing = np.flatnonzero(measured.differs[where])
         first = max(int(measured.first_offset[request]), 0)
         self.table.empty = why_left_out(measured, request)
@@ -106,7 +106,7 @@ class TokenView(Vertical):
         measured, request = self._shown
         position = int(measured.columns.prompt_len[request]) + row
         value = float(measured.delta_nats[measured.columns.tokens_of(request)][row])
-        lost = not measured.columns.compared[measured.columns.tokens_of(request)][row]
+        lost = row == 0 and bool(measured.columns.lost[request])
         shown = "its logprob was lost by the server" if lost else f"Δ {delta(value)}"
         caption = f"token {position}, offset {row}, {shown}"
         if len(self._differing) and row == self._differing[0]:
