@@ -113,8 +113,10 @@ async def test_the_demo_is_started_with_what_its_fault_needs(
     monkeypatch.delenv("SGLANG_TEST_RETRACT", raising=False)
     arguments, environment, notes = await launched("chunk-key+stale-retraction", tmp_path, monkeypatch)
     assert arguments["--chunked-prefill-size"] == "128"
+    assert "--disable-overlap-schedule" in arguments
     assert environment["SGLANG_TEST_RETRACT"] == "1"
-    assert any("needs --chunked-prefill-size 128 SGLANG_TEST_RETRACT=1" in note for note in notes)
+    needed = "needs --chunked-prefill-size 128 --disable-overlap-schedule SGLANG_TEST_RETRACT=1"
+    assert any(needed in note for note in notes)
 
 
 async def test_the_users_own_settings_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

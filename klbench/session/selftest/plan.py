@@ -10,9 +10,10 @@ interrupted selftest has judged every fault on every model before it varies batc
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
+from klbench.engine.demo_faults import NEEDED
 from klbench.errors import UsageError
 from klbench.insitu import faults_entries
 from klbench.insitu.faults_catalogue import CATALOGUE, PAIR_CATALOGUE, ArmedFault, parse_faults
@@ -69,8 +70,8 @@ class ServerConfiguration:
 
 
 AS_IT_IS = ServerConfiguration("as it is")
-CHUNKED = ServerConfiguration("chunks of 128", ("--chunked-prefill-size", "128"))
-RETRACTING = ServerConfiguration("retraction", (), (("SGLANG_TEST_RETRACT", "1"),))
+CHUNKED = ServerConfiguration("chunks of 128", NEEDED["chunks"].arguments)
+RETRACTING = ServerConfiguration("retraction", *astuple(NEEDED["retraction"]))
 
 
 @dataclass(frozen=True, slots=True)
