@@ -175,6 +175,7 @@ async def capture(
         if backend != "dumper":
             trace_folder.mkdir(mode=0o700)
         columns = await repeated(dumps if backend == "dumper" else trace_folder, backend, None, work)
+        _check_still_compared(work, columns)
         changed, compared = _changed(work, columns)
         repeats = work.repeats
         if not repeats:
@@ -364,6 +365,21 @@ def _telling(alignments: Sequence[Alignment]) -> Alignment:
 
 def _pairs(alignments: Sequence[Alignment]) -> dict[int, Pairs]:
     return {alignment.pairs.rank: alignment.pairs for alignment in alignments}
+
+
+def _check_still_compared(work: Work, columns: HelperColumns) -> None:
+    """Raises UndecidedError where all that diverged has no logprob in the repeat: that does not show whether
+    it diverges again."""
+    if not work.repeats or first_divergent_offset(work.measured, work.request) is None:
+        return
+    left, _ = compared_in_both(work.measured, columns)
+    if first_divergent_offset(left, work.request) is None:
+        raise UndecidedError(
+            f"whether request {work.request} diverges again cannot be seen",
+            why="only its first token does, and this time the server lost the logprob of that one",
+            next="locate it once more, or another request; a larger pool retracts none: --max-total-tokens "
+            "after --",
+        )
 
 
 def _changed(work: Work, columns: HelperColumns) -> tuple[int, int]:

@@ -27,9 +27,10 @@ from klbench.core.scene import make_scene
 from klbench.core.sharing import read_sharing
 from klbench.core.signature import read_signature
 from klbench.core.statistics import histogram, sample_warning, statistics
-from klbench.engine.capture import _changed
+from klbench.engine.capture import _changed, _check_still_compared
 from klbench.engine.captured_work import Work, differs, first_divergent_offset
 from klbench.engine.experiments import _first_decode_offset
+from klbench.errors import UndecidedError
 from klbench.session.plots import helper_plots
 from klbench.session.selftest.truth import _first_divergent_row
 
@@ -216,6 +217,20 @@ def test_a_capture_that_lost_it_changed_no_logprob() -> None:
     work = Work("match", [[1], [2]], 1, measured, 32)
     assert _changed(work, losing(measured, 1)) == (0, 2 * (2 * 32 - 1))
     assert _changed(replace(work, measured=losing(measured, 1)), measured) == (0, 2 * (2 * 32 - 1))
+
+
+def test_a_capture_that_lost_all_that_diverged_is_not_called_clean() -> None:
+    def work(first_offsets: list[int | None], *, tokens: int) -> Work:
+        return Work("match", [[1], [2]], 1, made_run("match", first_offsets, tokens=tokens), tokens)
+
+    one = work([None, 0], tokens=1)
+    with pytest.raises(UndecidedError, match="request 1 diverges again cannot be seen"):
+        _check_still_compared(one, losing(one.measured, 1))
+    # It is there, it is another run, more than the first token diverges, or nothing ever did.
+    _check_still_compared(one, one.measured)
+    _check_still_compared(replace(one, repeats=False), losing(one.measured, 1))
+    for other in (work([None, 0], tokens=2), work([None, None], tokens=1)):
+        _check_still_compared(other, losing(other.measured, 1))
 
 
 def test_chosen_requests_keep_what_they_lost() -> None:
