@@ -207,10 +207,6 @@ _RUN_OF_ITS_OWN = (
 )
 
 
-_MORE_RUNS = 2
-"""So many more runs of their own are watched while none diverges: what does not repeat itself need not."""
-
-
 def of_its_own(work: Work) -> Work:
     """`work` on a server that does not repeat it."""
     return dataclasses.replace(work, repeats=False, cut=" ".join(filter(None, (_RUN_OF_ITS_OWN, work.cut))))
@@ -218,7 +214,7 @@ def of_its_own(work: Work) -> Work:
 
 async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
     """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself;
-    of runs of their own where not even that does, or without diverging again, until one diverges."""
+    of a run of its own where not even that does, or without diverging again."""
     with contextlib.suppress(NotRepeatedError):
         return await watch(whole)
     if generation_tokens(short) < generation_tokens(whole):
@@ -226,20 +222,9 @@ async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Wo
             outcome = await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
             if outcome.symptom_shows:
                 return outcome
-            await _forget(outcome)
-    outcome = await watch(of_its_own(whole))
-    for _ in range(_MORE_RUNS):
-        if outcome.symptom_shows:
-            break
-        await _forget(outcome)
-        outcome = await watch(of_its_own(whole))
-    return outcome
-
-
-async def _forget(outcome: Outcome) -> None:
-    """Removes what a capture left that shows nothing."""
-    for folder in filter(None, (outcome.trace_dir, outcome.kept_dumps)):
-        await asyncio.to_thread(shutil.rmtree, folder, True)
+            for folder in filter(None, (outcome.trace_dir, outcome.kept_dumps)):
+                await asyncio.to_thread(shutil.rmtree, folder, True)
+    return await watch(of_its_own(whole))
 
 
 async def trace_and_locate(

@@ -48,11 +48,9 @@ class Watched:
 
 
 class Server:
-    """Repeats its first `repeats` tokens, and of them diverges again only where it `shows`; of the runs of
-    their own the first `quiet` ones do not diverge."""
+    """Repeats its first `repeats` tokens, and of them diverges again only where it `shows`."""
 
-    def __init__(self, repeats: int, *, shows: bool = True, quiet: int = 0, traces: Path) -> None:
-        self.quiet = quiet
+    def __init__(self, repeats: int, *, shows: bool = True, traces: Path) -> None:
         self.repeats = repeats
         self.shows = shows
         self.traces = traces
@@ -64,10 +62,7 @@ class Server:
             raise NotRepeatedError("request 0 did not repeat")
         trace_dir = self.traces / f"trace-{len(self.asked)}"
         trace_dir.mkdir(exist_ok=True)
-        if what.repeats:
-            return Watched(what, self.shows, trace_dir)
-        self.quiet -= 1
-        return Watched(what, self.quiet < 0, trace_dir)
+        return Watched(what, self.shows or not what.repeats, trace_dir)
 
 
 async def located(server: Server, first_divergence: int | None) -> Work:
@@ -122,19 +117,6 @@ async def test_one_that_goes_astray_and_does_not_diverge_before_is_captured_as_a
     assert (server.asked, found.repeats) == ([OUTPUT, 3, OUTPUT], False)
     # What shows nothing is not kept.
     assert os.listdir(tmp_path) == ["trace-3"]
-
-
-@pytest.mark.parametrize(("quiet", "runs"), [(0, 1), (1, 2), (2, 3), (9, 3)])
-async def test_runs_of_their_own_are_watched_until_one_diverges_but_not_for_ever(
-    quiet: int, runs: int, tmp_path: Path
-) -> None:
-    server = Server(0, quiet=quiet, traces=tmp_path)
-
-    found = await located(server, None)
-
-    assert server.asked == [OUTPUT] * (1 + runs)
-    assert found.repeats is False
-    assert os.listdir(tmp_path) == [f"trace-{1 + runs}"]
 
 
 def test_rows_are_fetched_as_far_as_the_latest_origin_and_no_further() -> None:
