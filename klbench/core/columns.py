@@ -61,6 +61,11 @@ class HelperColumns:
         """The slice of the token columns that holds `request`'s generated tokens."""
         return slice(int(self.start[request]), int(self.start[request + 1]))
 
+    def tokens_generated(self, request: int) -> list[int]:
+        """The ids of `request`'s generated tokens; none of a dropped one."""
+        ids: list[int] = self.token_id[self.tokens_of(request)].tolist()
+        return ids
+
     def compared_of(self, request: int) -> slice:
         """The same slice without a first token whose logprob was lost."""
         return slice(int(self.start[request]) + int(self.lost[request]), int(self.start[request + 1]))

@@ -99,6 +99,7 @@ async def run_arms(
     widen: Widen | None = None,
     rids: Rids | None = None,
     measured: HelperColumns | None = None,
+    must_repeat: bool = True,
     observe: ArmObserver | None = None,
     options: ArmOptions | None = None,
     earlier: GenerationArm | None = None,
@@ -107,7 +108,8 @@ async def run_arms(
     """Runs one helper's arms on the server and returns its columns.
 
     `generation_tokens` cuts the generation arm alone. With `measured` the arms repeat that run: the second
-    turn's prompts and the dropped requests are its own, and the scoring arm scores its whole sequences.
+    turn's prompts and the dropped requests are its own, and the scoring arm scores its whole sequences;
+    where other tokens come NotRepeatedError is raised, or unless it `must_repeat` the arms go on without it.
     `widen` gives each request other tokens behind the prefix that it restores. `rids` names request i of an
     arm. `keep` gets the generation arm before the scoring begins; given back as `earlier`, that arm and what
     came before it are not repeated.
@@ -130,13 +132,15 @@ async def run_arms(
             await arms.prefill("warming", turn)
         elif helper == "decode_cache_hit":
             first = await arms.generate("warming", turn, max_new_tokens)
-            turn = await arms.second_turn(turn, first, measured)
+            turn = await arms.second_turn(turn, first)
+            measured = _repeated(measured, must_repeat, lambda before: _check_turn(turn, before))
         if widen is not None:
             turn = [widen.wider(prompt, index) for index, prompt in enumerate(turn)]
         answers = await arms.generate("generation", turn, new_tokens)
     generated = [_with_logprobs(index, answer) for index, answer in enumerate(answers)]
     if keep is not None and earlier is None:
         keep(GenerationArm(turn, generated))
+    measured = _repeated(measured, must_repeat, lambda before: _check_tokens(generated, before))
     cached = [_cached_tokens(answer, len(prompt)) for answer, prompt in zip(generated, turn, strict=True)]
     if measured is not None:
         dropped = [bool(flag) for flag in measured.dropped]
@@ -147,7 +151,11 @@ async def run_arms(
     else:
         dropped = [False] * len(turn)
     kept = [index for index, is_dropped in enumerate(dropped) if not is_dropped]
-    sequences = {index: _sequence(index, turn[index], generated[index], measured) for index in kept}
+    sequences = {
+        index: turn[index]
+        + (generated[index].output_ids if measured is None else measured.tokens_generated(index))
+        for index in kept
+    }
     await arms.flush()
     scored = await arms.score(sequences) if kept else {}
     return _columns(helper, turn, generated, cached, dropped, scored)
@@ -188,27 +196,16 @@ class _Arms:
             _check_scored(index, answer, sequences[index], self._options.vocab_size)
         return answers
 
-    async def second_turn(
-        self, first_turn: list[list[int]], first: list[Generated], measured: HelperColumns | None
-    ) -> list[list[int]]:
+    async def second_turn(self, first_turn: list[list[int]], first: list[Generated]) -> list[list[int]]:
         """Prompt, output and a "," of each request."""
         separator = self._options.separator_ids
         if separator is None:
             (ids,) = await self._client.tokenize([","])
             separator = tuple(ids)
-        turn = [
+        return [
             prompt + answer.output_ids + list(separator)
             for prompt, answer in zip(first_turn, first, strict=True)
         ]
-        if measured is not None:
-            for index, prompt in enumerate(turn):
-                if prompt != measured.prompt_of(index).tolist():
-                    raise NotRepeatedError(
-                        f"request {index} did not repeat: its first turn generated other tokens than before",
-                        why="the server's results changed between the two runs",
-                        next="run the helpers twice to see whether the server repeats itself",
-                    )
-        return turn
 
     async def _pass(
         self,
@@ -337,18 +334,39 @@ def _check_scored(index: int, answer: Generated, sequence: list[int], vocab_size
         )
 
 
-def _sequence(index: int, prompt: list[int], answer: Generated, measured: HelperColumns | None) -> list[int]:
-    """The tokens that the scoring arm scores."""
-    if measured is None:
-        return prompt + answer.output_ids
-    before: list[int] = measured.token_id[measured.tokens_of(index)].tolist()
-    if answer.output_ids != before[: len(answer.output_ids)]:
-        raise NotRepeatedError(
-            f"request {index} did not repeat: it generated other tokens than before",
-            why="the server's results changed between the two runs",
-            next="run the helpers twice to see whether the server repeats itself",
-        )
-    return prompt + before
+def _repeated(
+    measured: HelperColumns | None, must_repeat: bool, check: Callable[[HelperColumns], None]
+) -> HelperColumns | None:
+    """`measured`, or None where the check shows that the arms do not repeat it and need not."""
+    if measured is not None:
+        try:
+            check(measured)
+        except NotRepeatedError:
+            if must_repeat:
+                raise
+            return None
+    return measured
+
+
+def _check_turn(turn: list[list[int]], measured: HelperColumns) -> None:
+    for index, prompt in enumerate(turn):
+        if prompt != measured.prompt_of(index).tolist():
+            raise _not_repeated(index, "its first turn generated other tokens than before")
+
+
+def _check_tokens(generated: list[Generated], measured: HelperColumns) -> None:
+    for index, answer in enumerate(generated):
+        before = measured.tokens_generated(index)
+        if not measured.dropped[index] and answer.output_ids != before[: len(answer.output_ids)]:
+            raise _not_repeated(index, "it generated other tokens than before")
+
+
+def _not_repeated(index: int, how: str) -> NotRepeatedError:
+    return NotRepeatedError(
+        f"request {index} did not repeat: {how}",
+        why="the server's results changed between the two runs",
+        next="run the helpers twice to see whether the server repeats itself",
+    )
 
 
 def _columns(

@@ -41,8 +41,10 @@ from klbench.engine.captured_work import (
     forecast_for,
     generation_tokens,
     last_positions,
+    of_its_own,
     reaching,
     repeat_captured,
+    repeats,
 )
 from klbench.engine.compositions import Repetition, compare_compositions, read_compositions
 from klbench.engine.delta_rule_rows import recompute_delta_rules
@@ -73,6 +75,8 @@ class Outcome:
     backend: Backend
     alignment: Alignment
     localisation: Localisation
+    repeats: bool
+    """Whether it is the run that was measured; else it is one of its own."""
     repetition: Repetition | None
     changed_logprobs: int
     compared_logprobs: int
@@ -177,15 +181,9 @@ async def capture(
         columns = await repeated(dumps if backend == "dumper" else trace_folder, backend, None, work)
         _check_still_compared(work, columns)
         changed, compared = _changed(work, columns)
-        repeats = work.repeats
-        if not repeats:
-            work = dataclasses.replace(
-                work,
-                measured=columns,
-                repeats=True,
-                whole_generation=False,
-                at_least=generation_tokens(work),
-            )
+        repeated_itself = repeats(work, columns)
+        if not repeated_itself:
+            work = of_its_own(work, columns)
         captured_pass = side.ids.latest_pass
         capture_s, convert_s, converted = time.monotonic() - began, 0.0, None
         async with contextlib.AsyncExitStack() as stack:
@@ -222,6 +220,7 @@ async def capture(
             backend=backend,
             alignment=alignment,
             localisation=found,
+            repeats=repeated_itself,
             repetition=repetition,
             changed_logprobs=changed,
             compared_logprobs=compared,
@@ -237,7 +236,7 @@ async def capture(
             trace_dir=trace_folder,
             kept_dumps=dumps if keep_dumps else None,
         )
-        return _weighed(outcome, repeats=repeats)
+        return _weighed(outcome)
     except BaseException:
         # Half a trace tells nothing, and nobody learns of its dumps.
         shutil.rmtree(trace_folder, ignore_errors=True)
@@ -370,7 +369,7 @@ def _pairs(alignments: Sequence[Alignment]) -> dict[int, Pairs]:
 def _check_still_compared(work: Work, columns: HelperColumns) -> None:
     """Raises UndecidedError where all that diverged has no logprob in the repeat: that does not show whether
     it diverges again."""
-    if not work.repeats or first_divergent_offset(work.measured, work.request) is None:
+    if not repeats(work, columns) or first_divergent_offset(work.measured, work.request) is None:
         return
     left, _ = compared_in_both(work.measured, columns)
     if first_divergent_offset(left, work.request) is None:
@@ -410,10 +409,10 @@ def _repetition(side: ServerSide, work: Work, captured_pass: int) -> Repetition 
     return compare_compositions(forwards, work.measured_passes, forwards, [captured_pass], work.request)
 
 
-def _weighed(outcome: Outcome, *, repeats: bool) -> Outcome:
+def _weighed(outcome: Outcome) -> Outcome:
     """Lowers the grade, with the reason, where the capture was not the measured experiment."""
     doubts = []
-    if not repeats:
+    if not outcome.repeats:
         text = "The server did not repeat its tokens: what was captured is a run of its own."
         doubts.append(Evidence("not_repeated", text, {}))
     if not outcome.symptom_shows:

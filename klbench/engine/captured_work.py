@@ -70,9 +70,37 @@ class Work:
     """Tokens that are generated again in any case."""
     cut: str | None = None
     """Why it is not the whole generation of the measured run, in sentences; None where it is."""
-    repeats: bool = True
-    """The measured tokens must come again; else the captured arms are a run of their own, and what was
-    captured is then the work's `measured`."""
+    must_repeat: bool = True
+    """The measured tokens must come again; else what comes is captured, where other tokens come as a run of
+    its own, which is then the work's `measured`."""
+
+
+_RUN_OF_ITS_OWN = (
+    "The server did not repeat its tokens, so what was captured is a run of its own: its two arms were "
+    "compared with each other."
+)
+
+
+def repeats(work: Work, columns: HelperColumns) -> bool:
+    """Whether the captured arms are those that were measured, as far as they were generated again."""
+    measured = work.measured
+    return np.array_equal(columns.dropped, measured.dropped) and all(
+        np.array_equal(columns.prompt_of(request), measured.prompt_of(request))
+        and (now := columns.tokens_generated(request)) == measured.tokens_generated(request)[: len(now)]
+        for request in range(columns.requests)
+    )
+
+
+def of_its_own(work: Work, columns: HelperColumns) -> Work:
+    """`work` on the captured arms, which are no repeat: repeats of it are repeats of them."""
+    return replace(
+        work,
+        measured=columns,
+        must_repeat=True,
+        whole_generation=False,
+        at_least=generation_tokens(work),
+        cut=" ".join(filter(None, (_RUN_OF_ITS_OWN, work.cut))),
+    )
 
 
 def prefix_writers(work: Work) -> frozenset[int]:
@@ -207,7 +235,8 @@ async def repeat_captured(
             max_new_tokens=work.max_new_tokens,
             generation_tokens=generation_tokens(work),
             rids=rids,
-            measured=work.measured if work.repeats else None,
+            measured=work.measured,
+            must_repeat=work.must_repeat,
             observe=observe,
             options=side.options,
         )

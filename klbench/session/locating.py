@@ -201,30 +201,30 @@ _ENDS_EARLY = (
 )
 
 
-_RUN_OF_ITS_OWN = (
-    "The server did not repeat its tokens, so what was captured is a run of its own: its two arms were "
-    "compared with each other."
-)
-
-
-def of_its_own(work: Work) -> Work:
-    """`work` on a server that does not repeat it."""
-    return dataclasses.replace(work, repeats=False, cut=" ".join(filter(None, (_RUN_OF_ITS_OWN, work.cut))))
-
-
 async def repeated_so_far(watch: Callable[[Work], Awaitable[Outcome]], whole: Work, short: Work) -> Outcome:
-    """`watch` of the whole generation, or up to the first divergence where the rest does not repeat itself;
-    of a run of its own where not even that does, or without diverging again."""
-    with contextlib.suppress(NotRepeatedError):
-        return await watch(whole)
+    """`watch` of the whole generation as it comes; where that is not the measured run, of its beginning up to
+    the first divergence, else of a run of its own that diverges, for which it is watched twice."""
+    as_it_comes = dataclasses.replace(whole, must_repeat=False)
+    outcome = await watch(as_it_comes)
+    if outcome.repeats:
+        return outcome
     if generation_tokens(short) < generation_tokens(whole):
         with contextlib.suppress(NotRepeatedError):
-            outcome = await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
-            if outcome.symptom_shows:
-                return outcome
-            for folder in filter(None, (outcome.trace_dir, outcome.kept_dumps)):
-                await asyncio.to_thread(shutil.rmtree, folder, True)
-    return await watch(of_its_own(whole))
+            beginning = await watch(dataclasses.replace(short, cut=_ENDS_EARLY))
+            if beginning.symptom_shows:
+                await _forget(outcome)
+                return beginning
+            await _forget(beginning)
+    if outcome.symptom_shows:
+        return outcome
+    await _forget(outcome)
+    return await watch(as_it_comes)
+
+
+async def _forget(outcome: Outcome) -> None:
+    """Removes what a capture left that is not told."""
+    for folder in filter(None, (outcome.trace_dir, outcome.kept_dumps)):
+        await asyncio.to_thread(shutil.rmtree, folder, True)
 
 
 async def trace_and_locate(
@@ -273,19 +273,16 @@ async def trace_and_locate(
         measured_passes=(measured_pass,),
     )
 
-    async def probe(because: str, what: Work = work) -> Outcome:
-        try:
-            return await probe_state(
-                side,
-                what,
-                because=because,
-                trace_dir=trace_dir,
-                observe=arms,
-                progress=job.progress,
-                beforehand=forecasts,
-            )
-        except NotRepeatedError:
-            return await probe(because, of_its_own(what))
+    async def probe(because: str) -> Outcome:
+        return await probe_state(
+            side,
+            dataclasses.replace(work, must_repeat=False),
+            because=because,
+            trace_dir=trace_dir,
+            observe=arms,
+            progress=job.progress,
+            beforehand=forecasts,
+        )
 
     if backend == "state":
         say(await probe(GRAPHS))

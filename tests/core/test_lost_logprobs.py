@@ -228,7 +228,7 @@ def test_a_capture_that_lost_all_that_diverged_is_not_called_clean() -> None:
         _check_still_compared(one, losing(one.measured, 1))
     # It is there, it is another run, more than the first token diverges, or nothing ever did.
     _check_still_compared(one, one.measured)
-    _check_still_compared(replace(one, repeats=False), losing(one.measured, 1))
+    _check_still_compared(one, losing(replace(one.measured, token_id=one.measured.token_id + 1), 1))
     for other in (work([None, 0], tokens=2), work([None, None], tokens=1)):
         _check_still_compared(other, losing(other.measured, 1))
 

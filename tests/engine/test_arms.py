@@ -17,6 +17,7 @@ from klbench.engine import progress
 from klbench.engine.answers import Generated, Logprobs
 from klbench.engine.arms import (
     ArmOptions,
+    NotRepeatedError,
     Widen,
     _Silent,
     run_arms,
@@ -336,6 +337,29 @@ async def test_a_server_that_does_not_repeat_itself_is_not_compared() -> None:
     other = replace(measured, token_id=measured.token_id + 1)
     with pytest.raises(UndecidedError, match="did not repeat"):
         await run(FakeServer(), "match", measured=other)
+
+
+@pytest.mark.parametrize(
+    ("helper", "what", "cached"),
+    [("match", "token_id", (0, 3)), ("decode_cache_hit", "prompt_ids", (0, 6))],
+)
+async def test_one_that_need_not_repeat_itself_is_compared_with_itself(
+    helper: Any, what: str, cached: tuple[int, int]
+) -> None:
+    alone = await run(FakeServer(cached=cached), helper)
+    measured = replace(alone, **{what: getattr(alone, what) + 1}, dropped=np.zeros_like(alone.dropped))
+    with pytest.raises(NotRepeatedError):
+        await run(FakeServer(cached=cached), helper, measured=measured)
+
+    server = FakeServer(cached=cached)
+    columns = await run(server, helper, measured=measured, must_repeat=False, generation_tokens=1)
+
+    # What it generated is scored, and no more; who missed the cache this time is dropped.
+    scored = next(call[1] for call in server.calls if call[0] == "scoring")
+    assert [len(sequence) for sequence in scored] == [
+        length + 1 for length, dropped in zip(alone.prompt_len, alone.dropped, strict=True) if not dropped
+    ]
+    assert columns.dropped.tolist() == alone.dropped.tolist()
 
 
 def changed(arm: str, **fields: Any) -> Any:

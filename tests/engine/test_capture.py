@@ -122,10 +122,10 @@ class TestRestoreKey:
                 with pytest.raises(NotRepeatedError):
                     await capture(side, work, trace_dir=tmp_path, keep_dumps=True)
                 assert os.listdir(tmp_path) == []
-                return await capture(side, dataclasses.replace(work, repeats=False), trace_dir=tmp_path)
+                return await capture(side, dataclasses.replace(work, must_repeat=False), trace_dir=tmp_path)
 
         outcome = asyncio.run(twice())
-        assert (outcome.changed_logprobs, outcome.symptom_shows) == (0, True)
+        assert (outcome.repeats, outcome.changed_logprobs, outcome.symptom_shows) == (False, 0, True)
         assert outcome.compared_logprobs == 2 * (len(PROMPTS) * NEW_TOKENS - 1)
         first = outcome.findings[0].as_dict("prefill_cache_hit")
         assert (first["module"], first["kind"]) == ("model.layers.1.self_attn.attn", "state_restore")
