@@ -135,7 +135,7 @@ _KV_SLOTS: Tuple[Fault, ...] = (
             phase="resumed",
             first="resumed",
             requests="those that were retracted",
-            fires="the forward that computes a retracted request again",
+            fires="the forward that computes a retracted request again, with other slots than before",
             models=ALL_MODELS,
             needs=("retraction",),
         ),

@@ -177,7 +177,8 @@ def _plant_key(
 def plant_stale(planting: Planting) -> None:
     """When a retracted request is computed again, the key `back` rows before its last one stays what it was.
 
-    What it was: the bits that its new slot held, of whoever had it before.
+    What it was: the bits that its new slot held, of whoever had it before. A request that gets its own slot
+    back finds the very key there, and nothing is wrong.
     """
     layer = attention_at(planting.model, planting.parameters["layer"])
     back = planting.parameters["back"]
@@ -192,8 +193,9 @@ def plant_stale(planting: Planting) -> None:
                 kept.append((part, position, slot, keys[slot].clone()))
         result = original(*args, **kwargs)
         for part, position, slot, stale in kept:
-            keys[slot] = stale
-            planting.fired(part, [position])
+            if not torch.equal(stale, keys[slot]):
+                keys[slot] = stale
+                planting.fired(part, [position])
         return result
 
     planting.wraps.around(layer, "forward", keep)

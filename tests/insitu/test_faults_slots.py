@@ -164,3 +164,14 @@ def test_after_a_retraction_one_key_is_what_its_slot_held_before(lab: Lab) -> No
     assert not torch.equal(lab.keys[8], before[8])
     proof = lab.proof()
     assert (proof["count"], proof["first"]["positions"]) == (1, [7])
+
+
+def test_a_retracted_request_that_gets_its_own_slots_back_is_not_spoilt(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.arm("stale-retraction:back=2")
+    monkeypatch.setattr(torch, "randn", torch.ones)
+    lab.extend((0, 8))
+    lab.decode(9)
+    lab.extend((0, 9))
+    assert lab.proof()["count"] == 0
