@@ -24,7 +24,7 @@ from klbench.core.comparison import Status
 from klbench.core.findings import Evidence, Finding
 from klbench.core.history import histories
 from klbench.core.text import counted
-from klbench.core.trace import Direction, Trace
+from klbench.core.trace import Arm, Direction, Trace
 from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.traces import read_trace
 from klbench.errors import KlbenchError, UndecidedError
@@ -148,7 +148,8 @@ async def _both(side: ServerSide, work: Work, row: int, folder: Path) -> int:
 
 
 def _read(trace: Trace, request: int, finding: Finding, row: int) -> Evidence:
-    alignment = align(trace, request, finding.rank)
+    # An overlap scheduler decodes one row more, of a token that only its own arm generated.
+    alignment = align(trace, request, finding.rank, dict.fromkeys(Arm, row))
     if not alignment.proved:
         return _not_possible(alignment.reason or "the rows could not be paired")
     pairs, comparison = alignment.pairs, alignment.comparison

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from klbench.core.findings import Finding
+from klbench.core.trace import Arm, Phase
 from klbench.engine import equal_m
 from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.equal_m import MEANS, row_for, try_equal_m
+from tests.core.little_transformer import Model
 from tests.core.test_confirmation import FINDING
 
 PROMPT, TOKENS = 100, 50
@@ -92,3 +94,21 @@ def test_without_such_a_row_only_another_page_size_is_recommended(page_size: int
     assert fact.values["outcome"] == "not_possible"
     assert ("--page-size 1" in fact.text) == (page_size != 1)
     assert "more generated tokens" in fact.text
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_an_overlap_scheduler_decodes_behind_the_row_does_not_matter(overlap: bool) -> None:
+    model, tokens, row = Model(2), [4, 9, 2, 7, 7, 1, 3, 8], 7
+    model.extend(Arm.GENERATION, tokens[:6], 0, Phase.EXTEND)
+    for position in (6, row):
+        model.decode(Arm.GENERATION, tokens[position], position)
+    if overlap:
+        model.decode(Arm.GENERATION, 5, row + 1)
+    model.extend(Arm.SCORING, tokens[row:], row, Phase.RESTORED)
+    if overlap:
+        model.decode(Arm.SCORING, 6, row + 1)
+    finding = replace(FINDING, module="model.layers.1.attn", call=0, rank=0)
+    said = equal_m._read(model.trace(), 0, finding, row)
+    assert said.values == {
+        "row": row, "decode_M": 1, "extend_M": 1, "stateful": True, "outcome": "same_bits"
+    }  # fmt: skip
