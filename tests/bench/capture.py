@@ -130,7 +130,7 @@ def measure(name: str, rounds: int, wall: bool) -> dict[str, Reading]:
     """The medians of each mode on one model."""
     kind: Kind = "dense" if name == "wide" else name  # type: ignore[assignment]
     model = model_folder(WIDE) if name == "wide" else None
-    with zoo_server(kind, ["--disable-cuda-graph"], model=model) as server:
+    with zoo_server(kind, ["--disable-cuda-graph", "--sleep-on-idle"], model=model) as server:
         meter = Meter(server, wall=wall)
         one_round(meter, "off")
         readings: dict[str, list[Reading]] = {mode: [] for mode in MODES}

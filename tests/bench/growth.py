@@ -246,7 +246,7 @@ def main() -> None:
         if there >= set(given.prompts):
             continue
         model = model_folder(Shape(layers=layers, heads=1, kv_heads=1, context=2 * max(given.prompts)))
-        with zoo_server("dense", ["--disable-cuda-graph"], model=model) as server:
+        with zoo_server("dense", ["--disable-cuda-graph", "--sleep-on-idle"], model=model) as server:
             meter = Meter(server)
             for tokens in given.prompts:
                 if tokens in there:
