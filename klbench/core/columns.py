@@ -83,6 +83,12 @@ class HelperColumns:
         counts: npt.NDArray[np.int64] = np.diff(self.start) - self.lost
         return counts
 
+    @property
+    def requests_compared(self) -> npt.NDArray[np.bool_]:
+        """[N] whether anything of a request was compared."""
+        flags: npt.NDArray[np.bool_] = ~self.dropped & (self.tokens_compared > 0)
+        return flags
+
     def prompt_of(self, request: int) -> npt.NDArray[np.int32]:
         """The token ids of `request`'s prompt."""
         return self.prompt_ids[self.prompt_start[request] : self.prompt_start[request + 1]]

@@ -50,7 +50,7 @@ def what_was_exercised(
     parts = [columns[helper] for helper in HELPERS if helper in columns and len(columns[helper].token_id)]
     if not parts:
         return []
-    compared = [~part.dropped & (part.tokens_compared > 0) for part in parts]
+    compared = [part.requests_compared for part in parts]
     lengths = _Lengths(
         np.concatenate([part.prompt_len[kept] for part, kept in zip(parts, compared, strict=True)]),
         np.concatenate(

@@ -79,7 +79,7 @@ def residue_beside(columns: HelperColumns, summary: HelperSummary, target: PadTa
     """Another residue, where the opposite is expected: the one that held most requests of the other kind and
     none of this one; the next one where there is none."""
     dirty = (summary.divergent_tokens > 0) != target.of_clean
-    compared = ~columns.dropped & (columns.tokens_compared > 0)
+    compared = columns.requests_compared
     residues = quantities(columns)[target.quantity] % target.modulus
     classes = [int(rest) for rest in np.unique(residues[compared]) if rest != target.residue]
     opposite = {
@@ -125,7 +125,7 @@ class _Seen:
 
 
 def _seen(columns: HelperColumns, target: PadTarget, residue: int, padded: npt.NDArray[np.bool_]) -> _Seen:
-    compared = ~columns.dropped & (columns.tokens_compared > 0) & padded
+    compared = columns.requests_compared & padded
     there = compared & (quantities(columns)[target.quantity] % target.modulus == residue)
     dirty = summarise(columns).divergent_tokens > 0
     return _Seen(int(np.count_nonzero(there)), int(np.count_nonzero(there & dirty)))

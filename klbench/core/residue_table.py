@@ -69,7 +69,7 @@ def residue_table(
 
     Empty where no request diverges. `server` is the object of klbench.run/1: its settings are moduli.
     """
-    compared = ~columns.dropped & (columns.tokens_compared > 0)
+    compared = columns.requests_compared
     dirty = (summary.divergent_tokens > 0)[compared]
     if not dirty.any():
         return ()

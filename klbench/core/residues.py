@@ -162,7 +162,7 @@ def striking_residues(
     columns: HelperColumns, summary: HelperSummary, server: Mapping[str, Any]
 ) -> tuple[Residue, ...]:
     """Residues that part divergent requests from clean ones, or that first divergences share; best first."""
-    compared = _compared(columns)
+    compared = columns.requests_compared
     dirty = (summary.divergent_tokens > 0)[compared]
     count = int(np.count_nonzero(dirty))
     if count < FEW_REQUESTS:
@@ -273,7 +273,7 @@ def striking_splits(
     columns: HelperColumns, summary: HelperSummary, server: Mapping[str, Any]
 ) -> tuple[Split, ...]:
     """Limits that part divergent from clean requests completely; best first."""
-    compared = _compared(columns)
+    compared = columns.requests_compared
     dirty = (summary.divergent_tokens > 0)[compared]
     count, total = int(np.count_nonzero(dirty)), len(dirty)
     if not 0 < count < total:
@@ -305,7 +305,7 @@ def _boundary(server: Mapping[str, Any], quantity: str, below: int, above: int) 
 
 def place_in_batch(columns: HelperColumns, summary: HelperSummary) -> Place | None:
     """How the divergent requests lie in the list, where chance would not put them so."""
-    compared = _compared(columns)
+    compared = columns.requests_compared
     places = np.flatnonzero(compared)
     dirty = (summary.divergent_tokens > 0)[compared]
     count, total = int(np.count_nonzero(dirty)), len(dirty)
@@ -325,11 +325,6 @@ def place_in_batch(columns: HelperColumns, summary: HelperSummary) -> Place | No
         return None
     kind = "tail" if last == total - 1 else "head" if first == 0 else "block"
     return Place(kind, *named, chance)
-
-
-def _compared(columns: HelperColumns) -> Flags:
-    result: Flags = ~columns.dropped & (columns.tokens_compared > 0)
-    return result
 
 
 def _quantities(columns: HelperColumns, compared: Flags) -> dict[str, Ints]:

@@ -137,7 +137,7 @@ def read_signature(columns: HelperColumns, summary: HelperSummary, server: Mappi
     """The signature of one helper. `server` is the object of klbench.run/1: its settings are moduli."""
     requests = _requests(columns, summary)
     hit = requests.cached > 0
-    compared = ~columns.dropped & (columns.tokens_compared > 0)
+    compared = columns.requests_compared
     return Signature(
         helper=columns.helper,
         requests=requests,
@@ -196,7 +196,7 @@ def read_path(requests: Requests) -> PathReading:
 
 
 def _requests(columns: HelperColumns, summary: HelperSummary) -> Requests:
-    compared = np.flatnonzero(~columns.dropped & (columns.tokens_compared > 0))
+    compared = np.flatnonzero(columns.requests_compared)
     tokens = divergent(columns)
     with np.errstate(invalid="ignore"):
         difference = np.abs(columns.prefill_nats.astype(np.float64) - columns.decode_nats.astype(np.float64))

@@ -35,7 +35,7 @@ from klbench.engine.recomputed_rows import (
     stacked,
 )
 from klbench.engine.traces import read_rows
-from klbench.engine.ulp_rows import head_size, node_of
+from klbench.engine.ulp_rows import head_size, node_of, number_of
 
 _ROWS = 24
 """Rows of a finding that are recomputed; each is searched for single keys."""
@@ -70,13 +70,13 @@ def _operator(trace: Trace, finding: Finding) -> int | None:
     """The operator's number in the dumper's trace, where it is an attention whose output differs."""
     if finding.kind != "operator" or finding.latent:
         return None
-    for number, operator in enumerate(trace.operators):
-        if (operator.module, operator.call) == (finding.module, finding.call):
-            attention = operator_class(operator.module, operator.class_name) is OPERATOR_CLASSES[1]
-            # A recurrence may be called attention, too.
-            judged = attention and operator.state != "ssm" and not operator.container
-            return number if judged else None
-    return None
+    number = number_of(trace, finding.module, finding.call)
+    if number is None:
+        return None
+    operator = trace.operators[number]
+    attention = operator_class(operator.module, operator.class_name) is OPERATOR_CLASSES[1]
+    # A recurrence may be called attention, too.
+    return number if attention and operator.state != "ssm" and not operator.container else None
 
 
 async def _judged(

@@ -40,7 +40,7 @@ from klbench.engine.recomputed_rows import (
     stacked,
 )
 from klbench.engine.traces import read_rows
-from klbench.engine.ulp_rows import node_of
+from klbench.engine.ulp_rows import node_of, number_of
 from klbench.errors import UndecidedError
 
 _ROWS = 256
@@ -100,10 +100,8 @@ def _operator(trace: Trace, finding: Finding) -> int | None:
     """The operator's number in the dumper's trace, where it or its state may be to blame."""
     if not may_be_recomputed(finding):
         return None
-    for number, operator in enumerate(trace.operators):
-        if (operator.module, operator.call) == (finding.module, finding.call):
-            return number if operator.state is not None else None
-    return None
+    number = number_of(trace, finding.module, finding.call)
+    return number if number is not None and trace.operators[number].state is not None else None
 
 
 def read_delta_rule(path: Path, module: str) -> DeltaRule | None:

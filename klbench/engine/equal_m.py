@@ -27,6 +27,7 @@ from klbench.core.text import counted
 from klbench.core.trace import Arm, Direction, Trace
 from klbench.engine.captured_work import ServerSide, Work
 from klbench.engine.traces import read_trace
+from klbench.engine.ulp_rows import number_of
 from klbench.errors import KlbenchError, UndecidedError
 
 CODE = "equal_m"
@@ -154,14 +155,10 @@ def _read(trace: Trace, request: int, finding: Finding, row: int) -> Evidence:
         return _not_possible(alignment.reason or "the rows could not be paired")
     pairs, comparison = alignment.pairs, alignment.comparison
     nodes = [node for node in range(len(pairs)) if pairs.position[node] == row]
-    operators = [
-        number
-        for number, operator in enumerate(trace.operators)
-        if (operator.module, operator.call) == (finding.module, finding.call)
-    ]
-    if not nodes or not operators:
+    number = number_of(trace, finding.module, finding.call)
+    if not nodes or number is None:
         return _not_possible(f"row {row} of {finding.module} was not captured in both forwards")
-    node, number = nodes[0], operators[0]
+    node = nodes[0]
     decode_m, extend_m = (
         int(trace.forward_rows[trace.row_forward[rows[node]]])
         for rows in (pairs.decode_row, pairs.scoring_row)

@@ -57,7 +57,7 @@ async def measure_ulps(
         for neighbour in found.around:
             if neighbour.output == "differs":
                 key = f"around/{neighbour.operator}"
-                operator = _number(trace, neighbour.module, neighbour.call)
+                operator = number_of(trace, neighbour.module, neighbour.call)
                 wanted += _rows_of(trace, ours, key, operator, node)
     for number, finding in enumerate(found.findings[:_FINDINGS]):
         if finding.kind not in ("head", "not_aligned"):
@@ -69,14 +69,14 @@ async def measure_ulps(
                     trace,
                     ours,
                     f"finding/{number}" if direction == judged else f"beside/{number}",
-                    _number(trace, _measured_module(finding), finding.call),
+                    number_of(trace, _measured_module(finding), finding.call),
                     node,
                     direction,
                 )
     for fact in _experts_of(found):
         about = fact.values
         ours = pairs.get(about["rank"])
-        router = _number(trace, about["module"], about["call"])
+        router = number_of(trace, about["module"], about["call"])
         node = _node(ours, about["position"], about["arm"], about["phase"])
         wanted += _rows_of(trace, ours, _EXPERTS_OUT, router, node)
         given = _rows_of(trace, ours, _EXPERTS_IN, router, node, Direction.IN)
@@ -174,7 +174,7 @@ def dump_pattern(modules: list[str]) -> str:
     return rf"^non_intrusive__({'|'.join(map(re.escape, modules))}|[^ ]*embed[^.]*)\.(inputs|output)"
 
 
-def _number(trace: Trace, module: str, call: int) -> int | None:
+def number_of(trace: Trace, module: str, call: int) -> int | None:
     """The operator's number in `trace`, which another back end may have made than the one that found it."""
     for number, operator in enumerate(trace.operators):
         if (operator.module, operator.call) == (module, call):
@@ -235,7 +235,7 @@ def _rows_of(
 
 
 def _reads_kv(trace: Trace, finding: Finding) -> bool:
-    number = _number(trace, finding.module, finding.call)
+    number = number_of(trace, finding.module, finding.call)
     return number is not None and trace.operators[number].state == "kv"
 
 
